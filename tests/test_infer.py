@@ -1,0 +1,363 @@
+"""The dynamics itself: equation, invariances, errors."""
+
+import math
+
+import pytest
+import torch
+from small_models import conv_data, conv_model
+from torch import nn
+
+import shortrun as sr
+from shortrun.tune import Estimation, free_energy_details
+
+
+def run(model, x, dynamics=None, seed=0, **options):
+    dynamics = dynamics or sr.Langevin(10, 0.01)
+    return sr.infer(model, x, dynamics, generator=torch.Generator().manual_seed(seed), **options)
+
+
+def assert_same(first, second, **tolerance):
+    assert len(first) == len(second)
+    for a, b in zip(first, second, strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+
+
+def test_one_step_is_the_equation_of_the_paper():
+    """z + s R(z) + sqrt(2 s) eps, which the authors' script writes as delta^2/2 R(z) + delta eps."""
+    model = conv_model()
+    x = conv_data(model, 3)
+    delta = 0.1
+    dynamics = sr.Langevin.from_delta(delta, steps=1)
+    assert dynamics.step_size == pytest.approx(delta**2 / 2)
+    assert dynamics.delta == pytest.approx(delta)
+    generator = torch.Generator().manual_seed(7)
+    start = model.sample_prior(3, generator)
+    moved = sr.infer(model, x, dynamics, start=start, generator=generator)
+    generator.manual_seed(7)
+    start = tuple(z.requires_grad_() for z in model.sample_prior(3, generator))
+    loss = 0.5 * sum(z.square().sum() for z in start)
+    loss = loss + 0.5 * (x - model.decoder(start)).square().sum() / model.sigma**2
+    for z, gradient, new in zip(start, torch.autograd.grad(loss, start), moved, strict=True):
+        eps = torch.randn(z.shape, generator=generator).double()
+        torch.testing.assert_close(new, (z - delta**2 / 2 * gradient + delta * eps).detach())
+
+
+def test_per_step_and_per_layer_sizes_scale_drift_and_noise_together():
+    model = conv_model()
+    x = conv_data(model, 2)
+    number = run(model, x, sr.Langevin(3, 0.02))
+    assert_same(number, run(model, x, sr.Langevin(3, [0.02] * 3)))
+    assert_same(number, run(model, x, sr.Langevin(3, torch.full((3, 2), 0.02))))
+    # a layer with a vanishing step stays at its start, noise included
+    start = model.sample_prior(2, torch.Generator().manual_seed(0))
+    z = run(model, x, sr.Langevin(3, [[0.02, 1e-30]] * 3), start=start)
+    torch.testing.assert_close(z[1], start[1])
+    assert (z[0] - start[0]).abs().min() > 1e-3
+
+
+def test_zero_steps_give_the_prior_sample():
+    model = conv_model()
+    start = model.sample_prior(4, torch.Generator().manual_seed(0))
+    assert_same(run(model, conv_data(model, 4), sr.Langevin(0, 0.1)), start)
+
+
+def test_zero_steps_have_the_free_energy_of_the_prior(generator):
+    """E_p(z)[log p(z) - log p(x, z)] = -E_p(z) log p(x | z)."""
+    model = conv_model()
+    x = conv_data(model, 2)
+    for entropy in ("marginal", "conditional"):
+        details = free_energy_details(
+            model, x, sr.Langevin(0, 0.1), Estimation(entropy, samples=4000), generator=generator
+        )
+        many = x.repeat_interleave(4000, 0)
+        with torch.no_grad():
+            expected = -model.log_likelihood(many, model.sample_prior(8000, generator)).view(2, -1)
+        error = expected.std(1) / math.sqrt(4000) + details.standard_error
+        assert ((details.value - expected.mean(1)).abs() < 4 * error).all()
+
+
+def test_same_seed_same_bits_and_another_seed_other_bits():
+    model = conv_model()
+    x = conv_data(model, 3)
+    assert_same(run(model, x), run(model, x), rtol=0, atol=0)
+    assert not torch.equal(run(model, x)[0], run(model, x, seed=1)[0])
+
+
+def generators(count):
+    return [torch.Generator().manual_seed(i) for i in range(count)]
+
+
+def test_one_by_one_is_batched_and_order_does_not_matter():
+    model = conv_model()
+    x = conv_data(model, 4)
+    dynamics = sr.Langevin(10, 0.01)
+    batched = sr.infer(model, x, dynamics, generator=generators(4))
+    for i in range(4):
+        alone = sr.infer(model, x[i : i + 1], dynamics, generator=[generators(4)[i]])
+        assert_same(alone, [z[i : i + 1] for z in batched])
+    order = [2, 0, 3, 1]
+    shuffled = sr.infer(model, x[order], dynamics, generator=[generators(4)[i] for i in order])
+    assert_same(shuffled, [z[order] for z in batched])
+
+
+@pytest.mark.parametrize("entropy", ["marginal", "conditional"])
+def test_free_energy_one_by_one_is_batched(entropy):
+    model = conv_model()
+    x = conv_data(model, 3)
+    dynamics = sr.Langevin(5, 0.01)
+    batched = sr.free_energy(model, x, dynamics, entropy=entropy, generator=generators(3))
+    for i in range(3):
+        alone = sr.free_energy(model, x[i : i + 1], dynamics, entropy=entropy, generator=[generators(3)[i]])
+        torch.testing.assert_close(alone[0], batched[i])
+
+
+def test_single_precision_follows_double_precision():
+    model = conv_model()
+    x = conv_data(model, 3)
+    precise = run(model, x)
+    energy = sr.free_energy(model, x, sr.Langevin(5, 0.01), generator=torch.Generator().manual_seed(0))
+    model = model.float()
+    assert_same([z.double() for z in run(model, x.float())], precise, rtol=1e-4, atol=1e-4)
+    single = sr.free_energy(
+        model, x.float(), sr.Langevin(5, 0.01), generator=torch.Generator().manual_seed(0)
+    )
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), energy, rtol=1e-4, atol=1e-3)
+
+
+def test_mask_of_ones_is_no_mask():
+    model = conv_model()
+    x = conv_data(model, 3)
+    assert_same(run(model, x), run(model, x, mask=torch.ones(6, 6)))
+
+
+def test_hidden_pixels_have_no_influence_at_all():
+    model = conv_model()
+    x = conv_data(model, 2)
+    mask = torch.ones(2, 1, 6, 6, dtype=torch.bool)
+    mask[..., 3:, :] = False
+    expected = run(model, x, mask=mask)
+    for filling in (0.0, 1e6, math.nan):
+        spoiled = x.masked_fill(~mask, filling)
+        assert_same(run(model, spoiled, mask=mask), expected, rtol=0, atol=0)
+        energy = sr.free_energy(
+            model, spoiled, sr.Langevin(2, 0.01), mask=mask, generator=torch.Generator().manual_seed(0)
+        )
+        assert energy.isfinite().all()
+    x = x.requires_grad_()
+    z = model.sample_prior(2, torch.Generator().manual_seed(0))
+    (gradient,) = torch.autograd.grad(model.log_likelihood(x, z, mask).sum(), x)
+    assert (gradient[~mask] == 0).all()
+    assert (gradient[mask] != 0).all()
+
+
+def test_masked_likelihood_is_the_likelihood_of_the_visible_pixels():
+    model = conv_model()
+    x = conv_data(model, 1)
+    mask = torch.rand(1, 1, 6, 6, generator=torch.Generator().manual_seed(0)) < 0.5
+    z = model.sample_prior(1, torch.Generator().manual_seed(0))
+    normal = torch.distributions.Normal(model.decoder(z), model.sigma)
+    expected = normal.log_prob(x)[mask].sum()
+    torch.testing.assert_close(model.log_likelihood(x, z, mask)[0], expected)
+
+
+def test_log_prior_is_that_of_torch_distributions():
+    model = conv_model()
+    z = model.sample_prior(3, torch.Generator().manual_seed(0))
+    expected = sum(torch.distributions.Normal(0.0, 1.0).log_prob(layer).sum(1) for layer in z)
+    torch.testing.assert_close(model.log_prior(z), expected)
+
+
+def test_works_without_gradients_and_leaves_parameters_alone():
+    model = conv_model()
+    x = conv_data(model, 2)
+    expected = run(model, x)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 3.0)
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            assert_same(run(model, x.clone()), expected)
+            sr.free_energy(model, x.clone(), sr.Langevin(2, 0.01))
+    sr.tune_by_gradient(model, x, sr.Langevin(2, 0.01), iterations=1, samples=2)
+    assert all((p.grad == 3.0).all() and p.requires_grad for p in model.parameters())
+    assert all(not z.requires_grad for z in expected)
+
+
+def test_diagnostics_tell_what_happened():
+    model = conv_model()
+    x = conv_data(model, 3)
+    z, diagnostics = run(model, x, return_diagnostics=True)
+    assert_same(z, run(model, x))
+    assert diagnostics.log_joint.shape == diagnostics.gradient_norm.shape == (11, 3)
+    final = model.log_prior(z) + model.log_likelihood(x, z)
+    torch.testing.assert_close(diagnostics.log_joint[-1], final.detach())
+    assert not diagnostics.divergent.any()
+
+
+def test_divergent_chains_are_counted_or_raised():
+    weight = torch.eye(2, dtype=torch.float64) * 10
+    model = sr.LinearGaussian(weight, 0.1).model()
+    x = torch.ones(3, 2, dtype=torch.float64)
+    _, diagnostics = run(model, x, sr.Langevin(20, 0.1), return_diagnostics=True)
+    assert diagnostics.divergent[-1].all()
+    assert not diagnostics.divergent[0].any()
+    with pytest.raises(sr.DivergenceError, match=r"3 of 3 chains diverged with step size 0\.1"):
+        run(model, x, sr.Langevin(200, 0.1))
+
+
+class TwoLayerLatentCoordinates:
+    """z_1 = W z_2 + c + eps_1 and x = V z_1 + noise, seen in its latents instead of its noises."""
+
+    def __init__(self, top, scale, out, sigma):
+        self.top, self.scale, self.out, self.sigma = top, scale, out, sigma
+
+    def sample_prior(self, n, generator=None):
+        z2 = torch.randn(n, self.top.shape[1], generator=generator).double()
+        eps = torch.randn(n, self.top.shape[0], generator=generator).double()
+        return z2, z2 @ self.top.T + self.scale * eps
+
+    def log_prior(self, z):
+        z2, z1 = z
+        normal = torch.distributions.Normal
+        lower = normal(z2 @ self.top.T, self.scale).log_prob(z1).sum(1)
+        return normal(0.0, 1.0).log_prob(z2).sum(1) + lower
+
+    def log_likelihood(self, x, z, mask=None):
+        return torch.distributions.Normal(z[1] @ self.out.T, self.sigma).log_prob(x).sum(1)
+
+
+def two_coordinates():
+    generator = torch.Generator().manual_seed(4)
+    top = torch.randn(3, 2, generator=generator).double()
+    scale = torch.tensor([0.5, 1.0, 1.5]).double()
+    out = torch.randn(4, 3, generator=generator).double()
+    latent = TwoLayerLatentCoordinates(top, scale, out, 0.5)
+    weight = torch.cat([out @ top, out * scale], 1)
+    return latent, sr.LinearGaussian(weight, 0.5, latent_shapes=[(2,), (3,)])
+
+
+def test_noise_and_latent_coordinates_define_one_joint_distribution():
+    latent, exact = two_coordinates()
+    noise = exact.model()
+    eps = noise.sample_prior(5, torch.Generator().manual_seed(0))
+    z = (eps[0], eps[0] @ latent.top.T + latent.scale * eps[1])
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1)).double()
+    torch.testing.assert_close(latent.log_likelihood(x, z), noise.log_likelihood(x, eps))
+    volume = latent.scale.log().sum()
+    torch.testing.assert_close(latent.log_prior(z), noise.log_prior(eps) - volume)
+
+
+def test_both_coordinates_reach_the_same_posterior_and_evidence(generator):
+    latent, exact = two_coordinates()
+    x = torch.randn(1, 4, generator=torch.Generator().manual_seed(1)).double()
+    posterior = exact.posterior(x)
+    dynamics = sr.Langevin(400, 0.02)
+    many = x.expand(4000, -1)
+    z = sr.infer(latent, many, dynamics, generator=generator)
+    to_latent = torch.cat(
+        [
+            torch.cat([torch.eye(2), torch.zeros(2, 3)], 1).double(),
+            torch.cat([latent.top, torch.diag(latent.scale)], 1),
+        ]
+    )
+    expected = to_latent @ posterior.covariance @ to_latent.T
+    torch.testing.assert_close(torch.cat(z, 1).T.cov(), expected, atol=0.06, rtol=0.1)
+    # Near the posterior the KL is small in either coordinates, so both free energies are -log p(x).
+    for model in (latent, exact.model()):
+        details = free_energy_details(
+            model, x, sr.Langevin(200, 0.02), Estimation(samples=400), generator=generator
+        )
+        gap = details.value + exact.log_evidence(x)
+        assert abs(gap) < 4 * details.standard_error + 0.15
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda x: x.numpy(), TypeError, "x is a ndarray"),
+        (lambda x: (x * 100).to(torch.uint8), TypeError, "x has dtype torch.uint8.*127.5"),
+        (lambda x: x.float(), TypeError, "torch.float64 on cpu but x is torch.float32"),
+        (lambda x: x[0, 0, 0], ValueError, "x has shape"),
+        (lambda x: x[:0], ValueError, "at least one example"),
+        (lambda x: x[..., :5], ValueError, "decoder returns shape"),
+        (lambda x: x.masked_fill(x > 0.1, math.nan), ValueError, "NaN or infinite"),
+    ],
+)
+def test_bad_data_is_named(change, error, message):
+    model = conv_model()
+    with pytest.raises(error, match=message):
+        run(model, change(conv_data(model, 2)))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"mask": torch.ones(2, 5)}, ValueError, "mask has shape"),
+        ({"mask": torch.full((6, 6), 0.5)}, ValueError, "values other than 0 and 1"),
+        ({"mask": [1]}, TypeError, "mask is a list"),
+        ({"start": (torch.zeros(2, 3),)}, TypeError, "start: latent 0 is torch.float32"),
+        ({"start": (torch.zeros(3, 3).double(),)}, ValueError, "start: latent 0 has shape"),
+        ({"start": (torch.full((2, 3), math.inf).double(),)}, ValueError, "NaN or infinite"),
+    ],
+)
+def test_bad_options_are_named(options, error, message):
+    model = conv_model()
+    with pytest.raises(error, match=message):
+        run(model, conv_data(model, 2), **options)
+
+
+def test_a_nan_in_the_log_joint_is_named():
+    model = conv_model()
+    x = conv_data(model, 2)
+    with torch.no_grad():
+        model.decoder.out.bias.fill_(math.nan)
+    for call in (run, lambda m, x: sr.free_energy(m, x, sr.Langevin(2, 0.01))):
+        with pytest.raises(ValueError, match="log joint is nan at the start for (2 of 2|16 of 16) chains"):
+            call(model, x)
+
+
+def test_a_log_density_of_the_wrong_shape_is_named():
+    class Scalar(sr.GaussianModel):
+        def log_prior(self, z):
+            return super().log_prior(z).sum()[None, None]
+
+    model = Scalar(lambda z: z[0], [(2,)])
+    with pytest.raises(ValueError, match=r"shape \(1, 4\)"):
+        run(model, torch.zeros(4, 2))
+
+
+@pytest.mark.parametrize("steps", [-1, 2.5, "many", True])
+def test_bad_number_of_steps(steps):
+    with pytest.raises(ValueError, match="steps is"):
+        sr.Langevin(steps)
+
+
+@pytest.mark.parametrize(
+    "size", [0, -1.0, math.nan, math.inf, "small", [0.1], [0.1, 0.2, [0.3]], [0.1, 0.2, 0]]
+)
+def test_bad_step_size(size):
+    with pytest.raises(ValueError, match="step_size"):
+        sr.Langevin(3, size)
+
+
+def test_step_sizes_for_another_number_of_layers():
+    model = conv_model()
+    with pytest.raises(ValueError, match="3 numbers per step but the model has 2 layers"):
+        run(model, conv_data(model, 1), sr.Langevin(2, [[0.1] * 3] * 2))
+
+
+def test_settings_are_frozen():
+    with pytest.raises(AttributeError):
+        sr.Langevin(3).steps = 4
+
+
+@pytest.mark.parametrize("shapes", [[], [(0,)]])
+def test_bad_latent_shapes(shapes):
+    with pytest.raises(ValueError, match="latent_shapes"):
+        sr.GaussianModel(nn.Identity(), shapes)
+
+
+@pytest.mark.parametrize("sigma", [0, -1, math.nan])
+def test_bad_sigma(sigma):
+    with pytest.raises(ValueError, match="sigma"):
+        sr.GaussianModel(nn.Identity(), [(2,)], sigma)

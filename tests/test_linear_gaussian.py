@@ -1,0 +1,155 @@
+"""Estimates against the closed forms of a linear-Gaussian model, and those against a second derivation."""
+
+import math
+
+import pytest
+import torch
+from small_models import linear_problem
+from torch.distributions import MultivariateNormal, kl_divergence
+
+import shortrun as sr
+from shortrun.tune import Estimation, default_grid, free_energy_details
+
+SETTINGS = [
+    sr.Langevin(25, 0.008),
+    sr.Langevin(25, 0.008, noise=False),
+    sr.Langevin(3, [0.01, 0.006, 0.002]),
+    sr.Langevin(3, [[0.01, 0.003], [0.004, 0.006], [0.002, 0.001]]),
+]
+
+
+def test_posterior_and_evidence_by_conditioning_the_joint_gaussian():
+    exact, x = linear_problem()
+    d, size = exact.weight.shape[1], exact.weight.shape[0]
+    # joint covariance of (z, x)
+    top = torch.cat([torch.eye(d).double(), exact.weight.T], 1)
+    evidence = exact.weight @ exact.weight.T + exact.sigma**2 * torch.eye(size).double()
+    joint = torch.cat([top, torch.cat([exact.weight, evidence], 1)])
+    gain = joint[:d, d:] @ torch.linalg.inv(joint[d:, d:])
+    posterior = exact.posterior(x)
+    torch.testing.assert_close(posterior.mean, (x - exact.bias) @ gain.T)
+    torch.testing.assert_close(posterior.covariance, joint[:d, :d] - gain @ joint[d:, :d])
+    torch.testing.assert_close(
+        exact.log_evidence(x), MultivariateNormal(exact.bias, joint[d:, d:]).log_prob(x)
+    )
+
+
+@pytest.mark.parametrize("dynamics", [s for s in SETTINGS if s.noise])
+def test_kl_and_entropy_are_those_of_torch_distributions(dynamics):
+    exact, x = linear_problem()
+    law, posterior = exact.short_run(x, dynamics), exact.posterior(x)
+    q = MultivariateNormal(law.mean, law.covariance)
+    p = MultivariateNormal(posterior.mean, posterior.covariance)
+    torch.testing.assert_close(exact.kl(x, dynamics), kl_divergence(q, p))
+    torch.testing.assert_close(law.entropy().expand(len(x)), q.entropy())
+
+
+@pytest.mark.parametrize("dynamics", SETTINGS)
+def test_mean_and_covariance_of_chains(dynamics, generator):
+    exact, x = linear_problem()
+    count = 40_000
+    many = x[:1].expand(count, -1)
+    z = torch.cat(sr.infer(exact.model(), many, dynamics, generator=generator), 1)
+    law = exact.short_run(x[:1], dynamics)
+    variances = law.covariance.diagonal()
+    deviation = (z.mean(0) - law.mean[0]) / (variances / count).sqrt()
+    assert deviation.abs().max() < 4.5
+    # the sample covariance of Gaussians has variance (C_ii C_jj + C_ij^2) / n
+    spread = ((variances[:, None] * variances + law.covariance**2) / count).sqrt()
+    assert ((z.T.cov() - law.covariance) / spread).abs().max() < 4.5
+
+
+@pytest.mark.parametrize("dynamics", SETTINGS)
+@pytest.mark.parametrize("entropy", ["marginal", "conditional"])
+def test_entropy_to_float64_accuracy(dynamics, entropy, generator):
+    exact, x = linear_problem()
+    details = free_energy_details(exact.model(), x, dynamics, Estimation(entropy), generator=generator)
+    if entropy == "marginal":
+        expected = exact.short_run(x, dynamics).entropy()
+    else:
+        expected = exact.conditional_entropy(dynamics)
+    torch.testing.assert_close(details.entropy, expected.expand(len(x)), rtol=1e-10, atol=1e-10)
+    if not dynamics.noise:  # then the three are one
+        torch.testing.assert_close(expected, exact.short_run(x, dynamics).entropy())
+
+
+@pytest.mark.parametrize("dynamics", SETTINGS)
+def test_free_energy_within_its_standard_error(dynamics, generator):
+    exact, x = linear_problem()
+    details = free_energy_details(exact.model(), x, dynamics, Estimation(samples=2000), generator=generator)
+    deviation = (details.value - exact.free_energy(x, dynamics)) / details.standard_error
+    assert deviation.abs().max() < 4
+    assert deviation.square().mean().sqrt() > 0.1  # and the standard error is no exaggeration
+
+
+def test_free_energy_plus_log_evidence_is_the_kl(generator):
+    exact, x = linear_problem()
+    dynamics = sr.Langevin(25, 0.008)
+    value = sr.free_energy(exact.model(), x, dynamics, samples=4000, generator=generator)
+    kl = (value + exact.log_evidence(x)).mean()
+    assert abs(kl - exact.kl(x, dynamics).mean()) < 0.1
+    assert kl > 0
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_gradient_in_the_step_size_within_its_standard_error(layer, generator):
+    exact, x = linear_problem()
+    dynamics = sr.Langevin(10, 0.006)
+    h = 1e-5
+
+    def closed_form(shift):
+        sizes = [0.006, 0.006]
+        sizes[layer] += shift
+        return exact.free_energy(x, sr.Langevin(10, [sizes] * 10)).mean()
+
+    expected = (closed_form(h) - closed_form(-h)) / (2 * h)
+    estimates = []
+    for _ in range(12):
+        table = torch.full((10, 2), 0.006, dtype=torch.float64, requires_grad=True)
+        details = free_energy_details(
+            exact.model(), x, dynamics, Estimation(samples=64), generator=generator, table=table
+        )
+        (gradient,) = torch.autograd.grad(details.value.mean(), table)
+        estimates.append(gradient[:, layer].sum())
+    values = torch.stack(estimates)
+    error = values.std() / math.sqrt(len(values))
+    assert abs(values.mean() - expected) < 4 * error
+    assert error < 0.2 * abs(expected)
+
+
+def test_grid_chooses_what_the_closed_form_chooses_and_conditional_does_not(generator):
+    exact, x = linear_problem()
+    start = sr.Langevin(25, 0.004)
+    grid = [s for s in default_grid(start) if s * torch.linalg.eigvalsh(exact.precision).max() < 2]
+    truth = torch.stack([exact.kl(x, sr.Langevin(25, s)).mean() for s in grid])
+    marginal = sr.tune_by_grid(exact.model(), x, start, grid, samples=64, generator=generator)
+    assert marginal.best == int(truth.argmin())
+    conditional = sr.tune_by_grid(
+        exact.model(), x, start, grid, entropy="conditional", samples=64, generator=generator
+    )
+    assert conditional.best < marginal.best
+    assert truth[conditional.best] > 1.5 * truth.min()
+
+
+def test_many_small_steps_reach_the_posterior_with_a_bias_linear_in_the_step():
+    """The stationary covariance of z' = z - s P z + sqrt(2 s) eps is P^-1 (I - s P / 2)^-1."""
+    exact, x = linear_problem()
+    posterior = exact.posterior(x)
+    biases = []
+    for s in (0.004, 0.002, 0.001):
+        law = exact.short_run(x, sr.Langevin(6000, s))
+        torch.testing.assert_close(law.mean, posterior.mean, atol=1e-3, rtol=1e-3)
+        biases.append((law.covariance - posterior.covariance).norm())
+    assert 1.9 < biases[0] / biases[1] < 2.3
+    assert 1.9 < biases[1] / biases[2] < 2.2
+
+
+def test_chains_of_many_small_steps_have_the_posterior_covariance(generator):
+    """The same with chains instead of algebra, in a nonlinear-free two-dimensional model."""
+    weight = torch.tensor([[1.0, 0.5], [0.0, 0.8]], dtype=torch.float64)
+    exact = sr.LinearGaussian(weight, 0.5)
+    x = torch.tensor([[0.7, -0.4]], dtype=torch.float64).expand(20_000, 2)
+    (z,) = sr.infer(exact.model(), x, sr.Langevin(600, 0.005), generator=generator)
+    posterior = exact.posterior(x[:1])
+    torch.testing.assert_close(z.T.cov(), posterior.covariance, atol=0.01, rtol=0.04)
+    torch.testing.assert_close(z.mean(0), posterior.mean[0], atol=0.01, rtol=0.02)

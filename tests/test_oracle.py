@@ -1,0 +1,56 @@
+"""The tuner against brute force: the true KL of every candidate, by quadrature, on nonlinear models."""
+
+import math
+
+import pytest
+import torch
+from problems import PROBLEMS, Oracle
+
+import shortrun as sr
+
+EXAMPLES = 6
+
+
+def test_quadrature_reproduces_the_closed_form():
+    for weight in ([[1.5]], [[1.0, 0.4], [-0.3, 0.8]]):
+        exact = sr.LinearGaussian(torch.tensor(weight, dtype=torch.float64), 0.5)
+        x = torch.full((1, len(weight)), 0.7, dtype=torch.float64)
+        oracle = Oracle(exact.model(), x)
+        assert abs(oracle.log_evidence - exact.log_evidence(x)) < 1e-9
+        for s in (0.012, 0.05):
+            expected = float(exact.kl(x, sr.Langevin(25, s)))
+            assert abs(oracle.kl(s, 25) - expected) < 1e-5
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.name)
+def test_marginal_choice_is_near_the_least_true_kl(problem, capsys):
+    model = problem.model()
+    x = problem.data(EXAMPLES)
+    oracles = [Oracle(model, x[i : i + 1]) for i in range(EXAMPLES)]
+    truth = [sum(o.kl(s, problem.steps) for o in oracles) / EXAMPLES for s in problem.step_sizes]
+    least = min(truth)
+    log_evidence = sum(float(o.log_evidence) for o in oracles) / EXAMPLES
+    results = {
+        entropy: sr.tune_by_grid(
+            model,
+            x,
+            sr.Langevin(problem.steps, 0.01),
+            problem.step_sizes,
+            entropy=entropy,
+            samples=512,
+            generator=torch.Generator().manual_seed(0),
+        )
+        for entropy in ("marginal", "conditional")
+    }
+    with capsys.disabled():
+        print(f"\n{problem.name}: K = {problem.steps}\n        s  true KL  marginal  conditional")
+        for i, s in enumerate(problem.step_sizes):
+            if truth[i] == math.inf:
+                break
+            row = [float(results[e].free_energy[i]) + log_evidence for e in results]
+            marks = [" <" if results[e].best == i else "  " for e in results]
+            print(f"{s:9.4f} {truth[i]:8.4f} {row[0]:8.4f}{marks[0]} {row[1]:9.4f}{marks[1]}")
+        ratios = {entropy: truth[r.best] / least for entropy, r in results.items()}
+        print("  true KL of the choice / least:", {k: round(v, 2) for k, v in ratios.items()})
+    assert ratios["marginal"] <= 1.25
+    assert ratios["conditional"] >= ratios["marginal"]
