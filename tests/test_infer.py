@@ -312,7 +312,7 @@ def test_a_nan_in_the_log_joint_is_named():
     with torch.no_grad():
         model.decoder.out.bias.fill_(math.nan)
     for call in (run, lambda m, x: sr.free_energy(m, x, sr.Langevin(2, 0.01))):
-        with pytest.raises(ValueError, match="log joint is nan at the start for (2 of 2|16 of 16) chains"):
+        with pytest.raises(ValueError, match=r"log joint is nan at the start for (2 of 2|16 of 16) chains"):
             call(model, x)
 
 

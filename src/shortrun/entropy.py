@@ -147,7 +147,7 @@ def _start_covariance(target: Target, z: Tensor) -> _StartCovariance:
 
 
 def _probe_generator(generator: RandomSource, device: torch.device) -> torch.Generator:
-    """A generator seeded by ``generator``; of a list, every member advances alike, and the first one seeds."""
+    """A generator seeded by ``generator``; of a list all members advance alike, and the first one seeds."""
     sources = generator if isinstance(generator, Sequence) else [generator]
     seeds = [
         torch.randint(2**62, (), generator=source, device=device if source is None else source.device)
