@@ -52,6 +52,28 @@ def standard_normal(shape: Sequence[int], like: Tensor, generator: RandomSource 
     return noise.to(device=like.device, dtype=like.dtype)
 
 
+def gaussian_log_likelihood(x: Tensor, mean: Tensor, sigma: Tensor, mask: Tensor | None = None) -> Tensor:
+    """``log N(x; mean, sigma^2 I)`` over the pixels where ``mask`` is true, shape ``(n,)``.
+
+    Hidden pixels drop out before the square, so their value cannot matter, not even if it is NaN.
+    """
+    if mean.shape != x.shape:
+        raise ValueError(
+            f"the decoder returns shape {tuple(mean.shape)} but x has shape {tuple(x.shape)}; "
+            "they must be equal"
+        )
+    residual = x - mean
+    if mask is None:
+        visible: Tensor | int = residual[0].numel()
+    else:
+        seen = mask.to(torch.bool).expand_as(x)
+        residual = torch.where(seen, residual, torch.zeros((), dtype=x.dtype, device=x.device))
+        visible = seen.flatten(1).sum(1)
+    error = residual.flatten(1).square().sum(1)
+    log_variance = 2 * sigma.log()
+    return -0.5 * (error / sigma**2 + visible * (math.log(2 * math.pi) + log_variance))
+
+
 class GaussianModel(nn.Module):
     r"""Standard normal latents, any torch decoder, Gaussian observation noise (paper, Eq. 2).
 
@@ -112,19 +134,4 @@ class GaussianModel(nn.Module):
         Hidden pixels drop out before the square (paper, Sec. 5.3), so neither their value, not even a
         NaN, nor what the decoder paints there has any influence on the result or on its gradient.
         """
-        mean = self.decoder(z)
-        if mean.shape != x.shape:
-            raise ValueError(
-                f"the decoder returns shape {tuple(mean.shape)} but x has shape {tuple(x.shape)}; "
-                "they must be equal"
-            )
-        residual = x - mean
-        if mask is None:
-            visible: Tensor | int = residual[0].numel()
-        else:
-            seen = mask.to(torch.bool).expand_as(x)
-            residual = torch.where(seen, residual, torch.zeros((), dtype=x.dtype, device=x.device))
-            visible = seen.flatten(1).sum(1)
-        error = residual.flatten(1).square().sum(1)
-        log_variance = 2 * self.sigma.log()
-        return -0.5 * (error / self.sigma**2 + visible * (math.log(2 * math.pi) + log_variance))
+        return gaussian_log_likelihood(x, self.decoder(z), self.sigma, mask)
