@@ -200,9 +200,7 @@ def main() -> None:
     how = Estimation("conditional", "lanczos", samples=1, probes=2, depth=4)
 
     def lanczos(how: Estimation = how) -> sr.tune.FreeEnergy:
-        return free_energy_details(
-            model, x[:count], dynamics, how, generator=torch.Generator().manual_seed(0)
-        )
+        return free_energy_details(model, x[:count], dynamics, how, generator=torch.Generator().manual_seed(0))
 
     seconds = best_of(lanczos, repeats) / count
     estimate = lanczos()
@@ -211,9 +209,7 @@ def main() -> None:
     logdet, guess = truth.entropy - start, estimate.entropy - start
     report("lanczos_rows_alone_s", alone, "  row by row, one example at a time, s per example")
     report("lanczos_rows_batched_s", batched, "  row by row, its best batch, s per example")
-    report(
-        "lanczos_s", seconds, f"  shortrun lanczos, {how.probes} probes x {how.depth} steps, s per example"
-    )
+    report("lanczos_s", seconds, f"  shortrun lanczos, {how.probes} probes x {how.depth} steps, s per example")
     report("lanczos_speedup", alone / seconds, "  speed-up over one example at a time")
     report("lanczos_speedup_batched", batched / seconds, "  speed-up over its best batch")
     report("lanczos_logdet", float(logdet.mean()), "  log-determinant, exact, mean")

@@ -95,9 +95,7 @@ def draw(
     colours = {"conditional": "#c44e52", "marginal": "#2a6fb0"}
     axes.plot(step_sizes, truth, color="black", linewidth=5, alpha=0.25, label="true KL (closed form)")
     for name, values in estimates.items():
-        axes.plot(
-            step_sizes, values, "o-", color=colours[name], markersize=3.5, linewidth=1.2, label=names[name]
-        )
+        axes.plot(step_sizes, values, "o-", color=colours[name], markersize=3.5, linewidth=1.2, label=names[name])
     offsets = {"conditional": (-118, -46), "marginal": (-40, -62)}
     for name, curve in curves.items():
         s, kl = step_sizes[curve.best], float(truth[curve.best])

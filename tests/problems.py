@@ -95,9 +95,7 @@ PROBLEMS = [
 class Oracle:
     """Quadrature for one problem and one observation ``x`` of shape ``(1, D)``."""
 
-    def __init__(
-        self, model: sr.GaussianModel, x: Tensor, extent: float = 6.0, spacing: float = 0.02
-    ) -> None:
+    def __init__(self, model: sr.GaussianModel, x: Tensor, extent: float = 6.0, spacing: float = 0.02) -> None:
         self.dimension = sum(math.prod(shape) for shape in model.latent_shapes)
         if self.dimension == 2:
             extent, spacing = 5.0, 0.1
@@ -109,8 +107,7 @@ class Oracle:
         sizes = [math.prod(shape) for shape in model.latent_shapes]
         points = self.points.clone().requires_grad_()
         layers = tuple(
-            part.reshape(-1, *shape)
-            for part, shape in zip(points.split(sizes, 1), model.latent_shapes, strict=True)
+            part.reshape(-1, *shape) for part, shape in zip(points.split(sizes, 1), model.latent_shapes, strict=True)
         )
         many = x.expand(len(points), *x.shape[1:])
         log_joint = model.log_prior(layers) + model.log_likelihood(many, layers)

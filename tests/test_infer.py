@@ -118,9 +118,7 @@ def test_single_precision_follows_double_precision():
     energy = sr.free_energy(model, x, sr.Langevin(5, 0.01), generator=torch.Generator().manual_seed(0))
     model = model.float()
     assert_same([z.double() for z in run(model, x.float())], precise, rtol=1e-4, atol=1e-4)
-    single = sr.free_energy(
-        model, x.float(), sr.Langevin(5, 0.01), generator=torch.Generator().manual_seed(0)
-    )
+    single = sr.free_energy(model, x.float(), sr.Langevin(5, 0.01), generator=torch.Generator().manual_seed(0))
     assert single.dtype == torch.float32
     torch.testing.assert_close(single.double(), energy, rtol=1e-4, atol=1e-3)
 
@@ -264,9 +262,7 @@ def test_both_coordinates_reach_the_same_posterior_and_evidence(generator):
     torch.testing.assert_close(torch.cat(z, 1).T.cov(), expected, atol=0.06, rtol=0.1)
     # Near the posterior the KL is small in either coordinates, so both free energies are -log p(x).
     for model in (latent, exact.model()):
-        details = free_energy_details(
-            model, x, sr.Langevin(200, 0.02), Estimation(samples=400), generator=generator
-        )
+        details = free_energy_details(model, x, sr.Langevin(200, 0.02), Estimation(samples=400), generator=generator)
         gap = details.value + exact.log_evidence(x)
         assert abs(gap) < 4 * details.standard_error + 0.15
 
@@ -332,9 +328,7 @@ def test_bad_number_of_steps(steps):
         sr.Langevin(steps)
 
 
-@pytest.mark.parametrize(
-    "size", [0, -1.0, math.nan, math.inf, "small", [0.1], [0.1, 0.2, [0.3]], [0.1, 0.2, 0]]
-)
+@pytest.mark.parametrize("size", [0, -1.0, math.nan, math.inf, "small", [0.1], [0.1, 0.2, [0.3]], [0.1, 0.2, 0]])
 def test_bad_step_size(size):
     with pytest.raises(ValueError, match="step_size"):
         sr.Langevin(3, size)

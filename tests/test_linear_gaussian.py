@@ -29,9 +29,7 @@ def test_posterior_and_evidence_by_conditioning_the_joint_gaussian():
     posterior = exact.posterior(x)
     torch.testing.assert_close(posterior.mean, (x - exact.bias) @ gain.T)
     torch.testing.assert_close(posterior.covariance, joint[:d, :d] - gain @ joint[d:, :d])
-    torch.testing.assert_close(
-        exact.log_evidence(x), MultivariateNormal(exact.bias, joint[d:, d:]).log_prob(x)
-    )
+    torch.testing.assert_close(exact.log_evidence(x), MultivariateNormal(exact.bias, joint[d:, d:]).log_prob(x))
 
 
 @pytest.mark.parametrize("dynamics", [s for s in SETTINGS if s.noise])
@@ -124,9 +122,7 @@ def test_grid_chooses_what_the_closed_form_chooses_and_conditional_does_not(gene
     truth = torch.stack([exact.kl(x, sr.Langevin(25, s)).mean() for s in grid])
     marginal = sr.tune_by_grid(exact.model(), x, start, grid, samples=64, generator=generator)
     assert marginal.best == int(truth.argmin())
-    conditional = sr.tune_by_grid(
-        exact.model(), x, start, grid, entropy="conditional", samples=64, generator=generator
-    )
+    conditional = sr.tune_by_grid(exact.model(), x, start, grid, entropy="conditional", samples=64, generator=generator)
     assert conditional.best < marginal.best
     assert truth[conditional.best] > 1.5 * truth.min()
 

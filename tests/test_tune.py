@@ -14,9 +14,7 @@ def test_the_curve_comes_with_the_choice(generator):
     assert result.step_sizes == sizes
     assert result.dynamics == sr.Langevin(25, sizes[result.best])
     top = torch.linalg.eigvalsh(exact.precision).max()
-    torch.testing.assert_close(
-        result.largest_stability, top * torch.tensor(sizes).double(), rtol=1e-4, atol=0
-    )
+    torch.testing.assert_close(result.largest_stability, top * torch.tensor(sizes).double(), rtol=1e-4, atol=0)
     assert result.ruled_out.tolist() == [False, False, False, True]
     assert result.divergent.tolist()[:3] == [0, 0, 0]
     assert result.divergent[3] == 5 * 8
@@ -41,9 +39,7 @@ def test_no_diverging_step_is_returned_silently(tuner, generator):
 
 def test_gradient_descent_comes_back_from_a_step_that_is_too_long(generator):
     exact, x = linear_problem()
-    result = sr.tune_by_gradient(
-        exact.model(), x, sr.Langevin(10, 0.2), iterations=12, samples=4, generator=generator
-    )
+    result = sr.tune_by_gradient(exact.model(), x, sr.Langevin(10, 0.2), iterations=12, samples=4, generator=generator)
     assert result.ruled_out[0]
     assert result.dynamics.step_size * torch.linalg.eigvalsh(exact.precision).max() < 3
 
@@ -111,7 +107,7 @@ def test_matrix_free_tuning_chooses_the_same_step():
     ("options", "message"),
     [
         ({"entropy": "joint"}, "entropy is 'joint'; accepted: conditional, averaged, marginal"),
-        ({"estimator": "magic"}, "estimator is 'magic'; accepted: exact, lanczos"),
+        ({"estimator": "magic"}, "estimator is 'magic'; accepted: exact, lanczos, endpoint"),
         ({"samples": 0}, "samples is 0"),
         ({"entropy": "averaged", "estimator": "lanczos"}, "needs estimator"),
     ],

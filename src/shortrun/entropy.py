@@ -37,7 +37,7 @@ from shortrun.langevin import Target, is_divergent
 from shortrun.model import RandomSource
 
 Entropy = Literal["conditional", "averaged", "marginal"]
-Estimator = Literal["exact", "lanczos"]
+Estimator = Literal["exact", "lanczos", "endpoint"]
 
 # Hessians are built from blocks of about this many rows (chains x columns): large enough to keep the
 # processor busy, small enough to bound the memory whatever the number of latents.
@@ -83,8 +83,8 @@ def run_chains(
         table: step sizes, shape ``(K, layers)``; if it requires a gradient, so do the results.
         noise: whether noise is injected.
         marginal: follow the covariance instead of the determinant of the noise-given map.
-        estimator: ``"exact"`` or ``"lanczos"``.
-        probes, depth: random vectors and Krylov steps of the matrix-free estimator.
+        estimator: ``"exact"``, ``"lanczos"`` or ``"endpoint"``.
+        probes, depth: random vectors and Krylov steps of the matrix-free estimators.
     """
     z = target.flatten(target.start)
     layer_sizes = torch.tensor(target.sizes, device=z.device)
@@ -103,15 +103,15 @@ def run_chains(
     chain: _Chain
     if estimator == "exact":
         chain = _run_exact(target, z, sizes, draw, noise, covariance, probe_generator)
+    elif estimator == "endpoint":
+        chain = _run_endpoint(target, z, sizes, draw, noise, covariance, probe_generator, probes, depth)
     else:
         chain = _run_lanczos(target, z, sizes, draw, noise, covariance, probe_generator, probes, depth)
     with torch.set_grad_enabled(sizes.requires_grad):
         log_joint = target.flat_log_joint(chain.z)
     finite = chain.z.isfinite().all(1) & chain.log_volume.isfinite()
     divergent = is_divergent(log_joint.detach(), start_log_joint, target.dimension) | ~finite
-    return ChainRun(
-        log_joint=log_joint, divergent=divergent, start_log_prior=start_log_prior, **chain._asdict()
-    )
+    return ChainRun(log_joint=log_joint, divergent=divergent, start_log_prior=start_log_prior, **chain._asdict())
 
 
 class _Chain(NamedTuple):
@@ -280,6 +280,13 @@ def _largest_curvature(hessian: Tensor, s: Tensor, start: Tensor) -> Tensor:
     return -krylov.nodes[..., 0].amin(0)
 
 
+def top_curvature(target: Target, z: Tensor, generator: torch.Generator, depth: int = 6) -> Tensor:
+    """Largest eigenvalue of minus the Hessian of the log joint at ``z``, shape ``(n,)``, by Krylov steps."""
+    point, drift = _differentiable_gradient(target.flat_log_joint, z)
+    start = _rademacher((1, *z.shape), z, generator)
+    return -lanczos(lambda v: _products(drift, point, v), start, depth).nodes[0, :, 0]
+
+
 # --- matrix-free: Lanczos quadrature with Hessian-vector products ----------------------------------
 
 
@@ -390,9 +397,7 @@ def _run_lanczos(
             path[-1] = z
             root = s.detach().sqrt()
 
-            def scaled_product(
-                v: Tensor, z: Tensor = z, drift: Tensor = drift, root: Tensor = root
-            ) -> Tensor:
+            def scaled_product(v: Tensor, z: Tensor = z, drift: Tensor = drift, root: Tensor = root) -> Tensor:
                 return root * _products(drift, z, root * v)
 
             count = probes if covariance is None else 1
@@ -470,3 +475,48 @@ def _covariance_logdet(
                     form = form + (2 * s * a * b).sum(-1)
             mean = _with_gradient(mean, form.mean(0))
     return mean - covariance.logdet, variance
+
+
+def _run_endpoint(
+    target: Target,
+    z: Tensor,
+    sizes: Tensor,
+    draw: Callable[[Tensor], Tensor],
+    noise: bool,
+    covariance: _StartCovariance | None,
+    probe_generator: torch.Generator,
+    probes: int,
+    depth: int,
+) -> _Chain:
+    """The cheapest estimate: the curvature met at ``z_K`` stands for that of the whole chain.
+
+    With one Hessian all matrices commute and the recursion is one of eigenvalues,
+    ``c' = (1 + s h)^2 c + 2 s``, so ``logdet C_K = tr log c_K(H)`` takes a single Lanczos quadrature instead of
+    one per step. Exact for a linear-Gaussian model; a good guide else, because a chain forgets where it came
+    from.
+    """
+    if sizes.requires_grad or (sizes != sizes[:, :1]).any():
+        raise ValueError('estimator="endpoint" needs one step size for all layers, and gives no gradients')
+    if covariance is not None and covariance.matrix is not None:
+        raise ValueError('estimator="endpoint" needs a standard normal prior')
+    n, d = z.shape
+    with torch.no_grad():
+        for s in sizes:
+            eps = draw(z)
+            _, drift = _differentiable_gradient(target.flat_log_joint, z)
+            z = _move(z, drift.detach(), s, eps)
+    point, drift = _differentiable_gradient(target.flat_log_joint, z)
+    krylov = lanczos(lambda v: _products(drift, point, v), _rademacher((probes, n, d), z, probe_generator), depth)
+    steps = sizes[:, 0].double().tolist() if len(sizes) else []
+
+    def log_factor(curvature: Tensor) -> Tensor:
+        if covariance is None:
+            return sum((_log_abs(1 + s * curvature) for s in steps), torch.zeros_like(curvature))
+        spread = torch.ones_like(curvature)
+        for s in steps:
+            spread = (1 + s * curvature).square() * spread + (2 * s if noise else 0.0)
+        return 0.5 * spread.log()
+
+    log_volume, variance = _probe_mean(krylov.trace(log_factor))
+    stability = -max(steps, default=0.0) * krylov.nodes[..., 0].amin(0)
+    return _Chain(z, log_volume.to(z), variance.to(z), stability.to(z))

@@ -158,8 +158,8 @@ class TopDownGenerator(nn.Module):
 class LatentCoordinates(nn.Module):
     """A :class:`TopDownGenerator` with Gaussian noise, as a model of the latents ``z_l`` themselves.
 
-    ``p(z) = N(z_L; 0, I) prod_l N(z_l; mu_l, sigma_l^2)`` (paper, Eq. 3); same joint distribution of x and z as
-    ``GaussianModel(generator)`` in noise coordinates.
+    ``p(z) = N(z_L; 0, I) prod_l N(z_l; mu_l, sigma_l^2)`` (paper, Eq. 3); the same joint distribution of x
+    and z as ``GaussianModel(generator)`` in noise coordinates.
     """
 
     sigma: Tensor

@@ -60,9 +60,7 @@ class Langevin:
         """Step sizes as a float64 tensor of shape ``(K, layers)``."""
         size = torch.tensor(self.step_size, dtype=torch.float64)
         if size.ndim == 2 and size.shape[1] != layers:
-            raise ValueError(
-                f"step_size has {size.shape[1]} numbers per step but the model has {layers} layers"
-            )
+            raise ValueError(f"step_size has {size.shape[1]} numbers per step but the model has {layers} layers")
         if size.ndim == 1:
             size = size[:, None]
         return size.expand(self.steps, layers)
@@ -77,9 +75,7 @@ def _map_numbers(function: Any, value: Any) -> Any:
 def _as_step_size(value: Any, steps: int) -> StepSize:
     if isinstance(value, Tensor):
         value = value.detach().tolist()
-    advice = (
-        f"expected a positive number, {steps} of them (one per step), or {steps} rows of one number per layer"
-    )
+    advice = f"expected a positive number, {steps} of them (one per step), or {steps} rows of one number per layer"
 
     def convert(item: Any, depth: int) -> Any:
         if isinstance(item, Iterable) and not isinstance(item, str) and depth < 2:
@@ -240,9 +236,7 @@ def _check_latents(z: Any, x: Tensor, origin: str) -> None:
         raise TypeError(f"{origin} is {type(z).__name__}; expected a tuple of tensors, top layer first")
     for index, layer in enumerate(z):
         if layer.ndim < 2 or len(layer) != len(x):
-            raise ValueError(
-                f"{origin}: latent {index} has shape {tuple(layer.shape)}; expected ({len(x)}, ...)"
-            )
+            raise ValueError(f"{origin}: latent {index} has shape {tuple(layer.shape)}; expected ({len(x)}, ...)")
         if layer.dtype != x.dtype or layer.device != x.device:
             raise TypeError(
                 f"{origin}: latent {index} is {layer.dtype} on {layer.device} but x is {x.dtype} on "

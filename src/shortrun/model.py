@@ -59,8 +59,7 @@ def gaussian_log_likelihood(x: Tensor, mean: Tensor, sigma: Tensor, mask: Tensor
     """
     if mean.shape != x.shape:
         raise ValueError(
-            f"the decoder returns shape {tuple(mean.shape)} but x has shape {tuple(x.shape)}; "
-            "they must be equal"
+            f"the decoder returns shape {tuple(mean.shape)} but x has shape {tuple(x.shape)}; they must be equal"
         )
     residual = x - mean
     if mask is None:

@@ -29,7 +29,9 @@ class Estimation:
         entropy: ``"marginal"``, ``"conditional"`` or ``"averaged"``; :mod:`shortrun.entropy` says how the
             three relate.
         estimator: ``"exact"`` builds the Hessian at each step; ``"lanczos"`` needs only its products with
-            ``probes`` random vectors, ``depth`` times each, and is for models with hundreds of latents.
+            ``probes`` random vectors, ``depth`` times each, and is for models with hundreds of latents;
+            ``"endpoint"`` looks at the curvature at the end of each chain only, and costs little more than
+            the chain itself.
         samples: chains per example, each from its own ``z_0``.
         noises: noise sequences for each ``z_0``, used by ``entropy="averaged"`` alone.
     """
@@ -49,10 +51,9 @@ class Estimation:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}; expected a whole number, one or more")
-        if self.entropy == "averaged" and self.estimator == "lanczos":
+        if self.entropy == "averaged" and self.estimator != "exact":
             raise ValueError(
-                'entropy="averaged" needs estimator="exact": the noise of the probes inside its logarithm '
-                "would bias it"
+                'entropy="averaged" needs estimator="exact": the noise of the probes inside its logarithm would bias it'
             )
 
 

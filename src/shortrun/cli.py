@@ -1,0 +1,470 @@
+"""Learn, use and look into deep generative models without an encoder. `shortrun COMMAND --help` has examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+from tyro.conf import Positional
+
+from shortrun import data, tasks
+from shortrun.config import Preset, TrainConfig, preset
+from shortrun.masks import make_mask
+from shortrun.runs import Pretrained, build_model, from_pretrained
+
+CHECKED_ERRORS = (ValueError, TypeError, OSError)
+
+
+@dataclass
+class _Use:
+    """What every task takes."""
+
+    run: Positional[str]
+    """A run folder, a saved model, or the name of a shipped one."""
+    out: Path
+    """Folder for pictures and numbers."""
+    data: str | None = None
+    """Images to use, by name; by default those that the model was trained on."""
+    data_root: str | None = None
+    """Folder with the data sets; by default the environment variable SHORTRUN_DATA."""
+    images: int = 10
+    """How many held-out images."""
+    seed: int = 0
+
+    def open(self) -> tuple[Pretrained, torch.Generator]:
+        return from_pretrained(self.run), torch.Generator().manual_seed(self.seed)
+
+    def load(self, trained: Pretrained) -> torch.Tensor:
+        name = self.data or trained.info.get("data", "embedded")
+        sized = name.partition(":")[0] in ("celeba", "folder", "zip", "hf")
+        held_out = data.load(name, "test", root=self.data_root, size=trained.image[1] if sized else None)
+        if held_out.shape != trained.image:
+            raise data.DataError(
+                f"{name} has images of shape {held_out.shape} but the model makes {trained.image} "
+                "(colours, height, width)"
+            )
+        if self.images < 1:
+            raise ValueError(f"images is {self.images}; expected one or more")
+        return held_out.batch(slice(0, min(self.images, len(held_out))))
+
+    def write(self, name: str, values: dict[str, Any]) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(values, indent=1)
+        (self.out / f"{name}.json").write_text(text + "\n")
+        print(text)
+
+
+@dataclass
+class Train:
+    """Train a model into a run folder.
+
+    Examples:
+      shortrun train --out runs/digits                                (10 minutes, embedded digits)
+      shortrun train --preset cpu --data svhn --out runs/svhn --config.minutes 30
+      shortrun train --data folder:photos --out runs/photos --config.size 64
+      shortrun train --data svhn --out runs/own --config.model.kind mypackage.models:Decoder
+      accelerate launch --num_processes 4 -m shortrun.cli train --preset paper --data celeba --out runs/celeba
+    """
+
+    out: Path
+    """The run folder; it must be new or empty."""
+    preset: Preset = "cpu"
+    """smoke: seconds; cpu: minutes; paper: as published; authors-script: the published script's variant."""
+    data: str = "embedded"
+    """embedded, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME."""
+    dry_run: bool = False
+    """Only print sizes, parameter count, memory and time per update."""
+    config: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    """Single settings, on top of the preset."""
+
+
+def _train(arguments: Train) -> None:
+    from shortrun.train import prepare_folder, train
+
+    config = arguments.config
+    prepare_folder(arguments.out, resume=False)
+    if arguments.dry_run:
+        _dry_run(config)
+        return
+    outcome = train(config, arguments.out)
+    print(
+        f"{outcome.iteration} iterations in {outcome.seconds:.0f} s, held-out MSE {outcome.mse:.4f}; "
+        f"run folder {outcome.folder}"
+    )
+
+
+def _dry_run(config: TrainConfig) -> None:
+    from accelerate import Accelerator
+
+    from shortrun.learners import METHODS
+
+    images = data.load(config.data, "train", root=config.data_root, size=config.size, crop=config.crop)
+    print(images.describe())
+    model = build_model(config.model, images.shape, config.sigma[0])
+    count = sum(p.numel() for p in model.parameters())
+    shapes: Any = model.latent_shapes
+    print(f"latents {[tuple(s) for s in shapes]}, {count:,} parameters ({count * 16 / 1e6:.0f} MB with Adam)")
+    learner = METHODS[config.method](model, config, Accelerator(mixed_precision=config.mixed_precision))
+    generator = torch.Generator().manual_seed(0)
+    x = images.batch(slice(0, config.batch))
+    times = []
+    for _ in range(2):
+        begun = time.perf_counter()
+        learner.update(x, None, generator)
+        times.append(time.perf_counter() - begun)
+    per = min(times)
+    print(f"{per:.2f} s per iteration of {config.batch} images, K = {config.steps}, m = {config.learn_last}")
+    if config.iterations:
+        print(f"{config.iterations} iterations would take about {per * config.iterations / 3600:.1f} hours")
+    if config.minutes:
+        print(f"about {60 * config.minutes / per:.0f} iterations in {config.minutes:g} minutes")
+
+
+@dataclass
+class Resume:
+    """Continue an interrupted run to the bit.
+
+    Example: shortrun resume runs/digits
+    """
+
+    run: Positional[Path]
+    """The run folder."""
+    minutes: float | None = None
+    """New limit of training time."""
+    iterations: int | None = None
+    """New limit of iterations."""
+
+
+def _resume(arguments: Resume) -> None:
+    from shortrun.train import prepare_folder, train
+
+    prepare_folder(arguments.run, resume=True)
+    config = TrainConfig.load(arguments.run / "config.yaml")
+    changes = {k: v for k in ("minutes", "iterations") if (v := getattr(arguments, k)) is not None}
+    outcome = train(dataclasses.replace(config, **changes), arguments.run, resume=True)
+    print(f"{outcome.iteration} iterations in {outcome.seconds:.0f} s, held-out MSE {outcome.mse:.4f}")
+
+
+@dataclass
+class Evaluate(_Use):
+    """Held-out reconstruction error (MSE per pixel, images in [-1, 1], same K and step size as in training).
+
+    Example: shortrun evaluate mnist-small --data mnist --images 10000 --out results
+    """
+
+    images: int = 10_000
+
+
+def _evaluate(arguments: Evaluate) -> None:
+    trained, generator = arguments.open()
+    x = arguments.load(trained)
+    begun = time.perf_counter()
+    inferred = tasks.reconstruct(trained, x, generator)
+    errors = tasks.mse_per_image(inferred.images, x)
+    deviations = [round(float(layer.std()), 4) for layer in inferred.z]
+    arguments.write(
+        "evaluate",
+        {
+            "mse": float(errors.mean()),
+            "standard_error": float(errors.std() / len(errors) ** 0.5),
+            "images": len(x),
+            "data": arguments.data or trained.info.get("data"),
+            "steps": trained.dynamics.steps,
+            "step_size": trained.dynamics.step_size,
+            "divergent": int(inferred.divergent.sum()),
+            "latent_std": deviations,
+            "parameters": trained.parameters,
+            "seconds": round(time.perf_counter() - begun, 1),
+            "seed": arguments.seed,
+            "convention": "mean square error per pixel, images in [-1, 1]",
+        },
+    )
+
+
+@dataclass
+class Sample(_Use):
+    """Draw images from the model.
+
+    Example: shortrun sample mnist-small --images 64 --out pictures
+    """
+
+    images: int = 64
+
+
+def _sample(arguments: Sample) -> None:
+    from shortrun.pictures import save_grid
+
+    trained, generator = arguments.open()
+    images = tasks.sample(trained, arguments.images, generator)
+    save_grid(arguments.out / "samples.png", [("", row) for row in images.split(10)])
+    print(arguments.out / "samples.png")
+
+
+@dataclass
+class Reconstruct(_Use):
+    """Infer held-out images and decode them again.
+
+    Example: shortrun reconstruct mnist-small --data embedded --out pictures
+    """
+
+
+def _reconstruct(arguments: Reconstruct) -> None:
+    from shortrun.pictures import save_grid
+
+    trained, generator = arguments.open()
+    x = arguments.load(trained)
+    inferred = tasks.reconstruct(trained, x, generator)
+    errors = tasks.mse_per_image(inferred.images, x)
+    rows = []
+    for originals, images in zip(x.split(10), inferred.images.split(10), strict=True):
+        rows += [("original", originals), ("reconstruction", images)]
+    save_grid(arguments.out / "reconstructions.png", rows[:12], f"mean MSE {errors.mean():.4f}")
+    arguments.write("reconstruct", {"mse": float(errors.mean()), "per_image": [round(float(e), 6) for e in errors]})
+
+
+@dataclass
+class Inpaint(_Use):
+    """Hide part of each image, infer from the rest, paint what is hidden, several times.
+
+    Example: shortrun inpaint mnist-small --mask lower-half --fills 5 --out pictures
+    """
+
+    mask: str = "lower-half"
+    """lower-half (or upper-, left-, right-half), random:SHARE, blocks:SIDE:COUNT, box:TOP,LEFT,HEIGHT,WIDTH or
+    file:PATH (black hides)."""
+    fills: int = 4
+    """How many fills per image."""
+    keep_known: bool = True
+    """Copy the visible pixels instead of re-generating them."""
+
+
+def _inpaint(arguments: Inpaint) -> None:
+    from shortrun.pictures import save_grid
+
+    trained, generator = arguments.open()
+    x = arguments.load(trained)
+    mask = make_mask(arguments.mask, len(x), x.shape[2], x.shape[3], generator)
+    result = tasks.inpaint(trained, x, mask, generator, arguments.fills, arguments.keep_known)
+    shown = torch.where(mask.expand_as(x), x, torch.zeros(()))
+    rows = [("original", x[:10]), ("visible", shown[:10])]
+    rows += [(f"fill {i + 1}", fill[:10]) for i, fill in enumerate(result.fills)]
+    rows.append(("mean", result.fills.mean(0)[:10]))
+    if arguments.fills > 1:
+        spread = result.fills.std(0)
+        rows.append(("spread", (2 * spread / spread.max().clamp_min(1e-6) - 1)[:10]))
+    save_grid(arguments.out / "inpainting.png", rows, f"mask {arguments.mask}")
+    name = arguments.data or trained.info.get("data", "embedded")
+    sized = name.partition(":")[0] in ("celeba", "folder", "zip", "hf")
+    train_set = data.load(name, "train", root=arguments.data_root, size=trained.image[1] if sized else None)
+    mean_image = train_set.batch(slice(0, 5000)).mean(0)
+    baseline = (mean_image - x).square()[~mask.expand_as(x)].mean()
+    arguments.write(
+        "inpaint",
+        {
+            "hidden_mse": result.hidden_mse_single,
+            "hidden_mse_of_mean_fill": result.hidden_mse,
+            "hidden_mse_of_mean_image": float(baseline),
+            "mask": arguments.mask,
+            "fills": arguments.fills,
+            "images": len(x),
+        },
+    )
+
+
+@dataclass
+class Traverse(_Use):
+    """Change one layer of latents at a time while the others stay fixed.
+
+    Example: shortrun traverse mnist-small --out pictures
+    """
+
+    images: int = 4
+    layer: int | None = None
+    """Layer to change, 0 at the top; by default each in turn."""
+    amount: float | None = None
+    """Move along a random direction from -amount to +amount instead of drawing anew."""
+
+
+def _traverse(arguments: Traverse) -> None:
+    from shortrun.pictures import save_grid
+
+    trained, generator = arguments.open()
+    x = arguments.load(trained)
+    z = tasks.reconstruct(trained, x, generator).z
+    layers = range(len(z)) if arguments.layer is None else [arguments.layer]
+    for layer in layers:
+        images = tasks.traverse(trained, z, layer, 10, generator, arguments.amount)
+        path = arguments.out / f"traverse_layer_{len(z) - layer}.png"
+        title = f"only z_{len(z) - layer} changes" + (" (top layer)" if layer == 0 else "")
+        save_grid(path, [(f"image {i + 1}", images[:, i]) for i in range(len(x))], title)
+        print(path)
+
+
+@dataclass
+class Interpolate(_Use):
+    """Walk through the latents from one held-out image to another.
+
+    Example: shortrun interpolate mnist-small --out pictures
+    """
+
+
+def _interpolate(arguments: Interpolate) -> None:
+    from shortrun.pictures import save_grid
+
+    trained, generator = arguments.open()
+    x = arguments.load(trained)
+    z = tasks.reconstruct(trained, x, generator).z
+    first, last = tuple(layer[0::2] for layer in z), tuple(layer[1::2] for layer in z)
+    count = len(last[0])
+    images = tasks.interpolate(trained, tuple(layer[:count] for layer in first), last, 10)
+    path = arguments.out / "interpolation.png"
+    save_grid(path, [("", images[:, i]) for i in range(count)])
+    print(path)
+
+
+@dataclass
+class Tune(_Use):
+    """The free energy of a trained model over step sizes.
+
+    Example: shortrun tune mnist-small --images 16 --out pictures
+    """
+
+    images: int = 16
+
+
+def _tune(arguments: Tune) -> None:
+    from shortrun.pictures import save_curve
+
+    trained, generator = arguments.open()
+    result = tasks.tune(trained, arguments.load(trained), generator)
+    print(result)
+    save_curve(arguments.out / "free_energy.png", result)
+    arguments.write(
+        "tune",
+        {
+            "step_size": result.dynamics.step_size,
+            "step_sizes": result.step_sizes,
+            "free_energy": result.free_energy.tolist(),
+            "standard_error": result.standard_error.tolist(),
+            "stability": result.stability.tolist(),
+            "divergent": result.divergent.tolist(),
+            "ruled_out": result.ruled_out.tolist(),
+        },
+    )
+
+
+@dataclass
+class Data:
+    """Look at a data set: number, size and checksum, and a picture of it.
+
+    Example: shortrun data svhn --out pictures
+    """
+
+    name: Positional[str]
+    """embedded, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME."""
+    out: Path | None = None
+    """Folder for a picture of the first images."""
+    data_root: str | None = None
+    size: int | None = None
+    crop: int | None = None
+
+
+def _data(arguments: Data) -> None:
+    from shortrun.pictures import save_grid
+
+    for split in ("train", "test"):
+        images = data.load(
+            arguments.name,
+            split,
+            root=arguments.data_root,
+            size=arguments.size,
+            crop=arguments.crop,
+        )
+        print(images.describe())
+        if arguments.out is not None:
+            shown = images.batch(slice(0, 40))
+            save_grid(arguments.out / f"{split}.png", [("", row) for row in shown.split(10)])
+
+
+@dataclass
+class Demo:
+    """Train a three-layer model on 4,500 embedded digits for 3 minutes, and write a report with pictures.
+
+    Example: shortrun demo --out demo
+    """
+
+    out: Path = Path("demo")
+    minutes: float = 3.0
+    seed: int = 0
+    smoke: bool = False
+    """Seconds instead of minutes, to see that everything runs."""
+
+
+def _demo(arguments: Demo) -> None:
+    from shortrun.demo import demo
+
+    demo(arguments.out, arguments.minutes, arguments.seed, arguments.smoke)
+
+
+COMMANDS = {
+    Train: _train,
+    Resume: _resume,
+    Evaluate: _evaluate,
+    Sample: _sample,
+    Reconstruct: _reconstruct,
+    Inpaint: _inpaint,
+    Traverse: _traverse,
+    Interpolate: _interpolate,
+    Tune: _tune,
+    Data: _data,
+    Demo: _demo,
+}
+
+
+def _flag(words: Sequence[str], name: str, default: str) -> str:
+    """The value of ``--name`` among the words, read ahead because the defaults of others depend on it."""
+    for i, word in enumerate(words):
+        if word == name and i + 1 < len(words):
+            return words[i + 1]
+        if word.startswith(name + "="):
+            return word.partition("=")[2]
+    return default
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    words = list(sys.argv[1:] if words is None else words)
+    union: Any = None
+    for command in COMMANDS:
+        kwargs: dict[str, Any] = {"name": command.__name__.lower()}
+        if command is Train and words[:1] == ["train"]:
+            name, chosen = _flag(words, "--data", "embedded"), _flag(words, "--preset", "cpu")
+            try:
+                config = preset(chosen, name)  # type: ignore[arg-type]
+            except ValueError:
+                config = TrainConfig(data=name)  # tyro reports the preset that does not exist
+            kwargs["default"] = Train(tyro.MISSING, config=config)
+        member = Annotated[command, tyro.conf.subcommand(**kwargs)]  # type: ignore[valid-type]
+        union = member if union is None else union | member
+    arguments = tyro.cli(union, prog="shortrun", description=__doc__, args=words)
+    if isinstance(arguments, Train):
+        arguments.config = dataclasses.replace(arguments.config, data=arguments.data)
+    try:
+        COMMANDS[type(arguments)](arguments)  # type: ignore[operator]
+    except CHECKED_ERRORS as error:
+        print(f"shortrun: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("shortrun: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

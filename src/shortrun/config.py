@@ -1,0 +1,169 @@
+"""Settings of a run, and presets: the same code at three sizes.
+
+``smoke`` takes seconds, ``cpu`` minutes on two cores, ``paper`` is as published.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+Preset = Literal["smoke", "cpu", "paper", "authors-script"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The generator."""
+
+    kind: str = "top-down"
+    """top-down (the paper's), hierarchical (independent latents at different depths), or the import path of
+    your own nn.Module, such as mypackage.models:Decoder; it is built without arguments and has the
+    attribute latent_shapes."""
+    latent_sizes: tuple[int, ...] = (32, 64, 128)
+    """Sizes of the latents, top layer first."""
+    channels: int = 16
+    """n_f, the number of maps inside."""
+    base: int | None = None
+    """Height of the maps inside; by default half of that of the image."""
+    head_channels: int | None = None
+    """Width of the heads for mean and variance; by default that of the maps."""
+    coordinates: Literal["noise", "latent"] = "noise"
+    """Whether the dynamics runs on the noises (the authors' script) or on the latents themselves."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that defines a run."""
+
+    data: str = "embedded"
+    """embedded, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME."""
+    data_root: str | None = None
+    """Folder with the data sets; by default the environment variable SHORTRUN_DATA."""
+    size: int | None = None
+    """Side of the images, for celeba, folder, zip and hf."""
+    crop: int | None = None
+    """Side of the centre square that is cut out before resizing."""
+    method: Literal["short-run"] = "short-run"
+    """How the generator is learned."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    seed: int = 0
+    iterations: int | None = None
+    """T, the number of chains per place in the batch; each chain gives learn_last updates."""
+    minutes: float | None = 10.0
+    """Stop after this much training time. With both limits, the first one counts."""
+    batch: int = 32
+    """Images per update, over all processes together."""
+    steps: int = 25
+    """K, the number of Langevin steps."""
+    step_size: float = 0.05
+    """s at the start (drift s * gradient, noise sqrt(2 s))."""
+    tune: Literal["grid", "gradient", "off"] = "grid"
+    """How the step size follows the model; off keeps it fixed."""
+    tune_every: int = 100
+    """T_s: tune the step size every so many iterations (and a few times in the beginning)."""
+    tune_per: Literal["run", "step", "layer"] = "run"
+    """For tune=gradient: one step size, one per step, or one per step and layer."""
+    learn_last: int = 18
+    """m: update the generator at each of the last m points of the chain; 1 is the paper's algorithm."""
+    learning_rates: tuple[float, ...] = (2e-3,)
+    """Learning rates, each for an equal share of the run; the last share decays smoothly if decay is set."""
+    decay: bool = True
+    """Let the learning rate fall to a fiftieth along a cosine in the last 40 % of the run."""
+    warm_up: int = 40
+    """Iterations over which the learning rate rises from zero."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """Of Adam."""
+    sigma: tuple[float, float] = (0.3, 0.22)
+    """Observation noise at the start and after annealing."""
+    anneal: float = 0.7
+    """Share of the run over which sigma is annealed."""
+    mask: str | None = None
+    """Hide part of every training image: a mask such as lower-half, random:0.3, blocks:6:3, box:8,8,12,12."""
+    evaluate_every: float = 20.0
+    """Seconds between evaluations on held-out images (or iterations, if there is no limit of minutes)."""
+    evaluate_images: int = 100
+    """How many held-out images are used for that."""
+    checkpoint_every: float = 30.0
+    """Seconds between checkpoints (or iterations, if there is no limit of minutes)."""
+    mixed_precision: Literal["no", "fp16", "bf16"] = "no"
+    """Of the network; latents and their update stay in float32."""
+    tensorboard: bool = False
+    """Also write TensorBoard events into the run folder."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        for name in ("batch", "learn_last", "tune_every", "evaluate_images"):
+            if getattr(self, name) < 1:
+                problems.append(f"{name} is {getattr(self, name)}; expected one or more")
+        if self.steps < 1:
+            problems.append(f"steps is {self.steps}; expected one or more")
+        if self.learn_last > self.steps + 1:
+            problems.append(f"learn_last is {self.learn_last}, more than the {self.steps + 1} points of a chain")
+        if self.iterations is None and self.minutes is None:
+            problems.append("neither iterations nor minutes is set: the run would never end")
+        if min(self.sigma) <= 0 or self.step_size <= 0 or min(self.learning_rates) <= 0:
+            problems.append("sigma, step_size and learning_rates must be positive")
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    def save(self, path: Path) -> None:
+        path.write_text(yaml.safe_dump(to_plain(self), sort_keys=False))
+
+    @classmethod
+    def load(cls, path: Path) -> TrainConfig:
+        values = yaml.safe_load(path.read_text())
+        unknown = set(values) - {f.name for f in fields(cls)}
+        if unknown:
+            raise ValueError(f"{path} has unknown settings: {', '.join(sorted(unknown))}")
+        values["model"] = model_from_plain(values["model"])
+        for name in ("learning_rates", "betas", "sigma"):
+            values[name] = tuple(values[name])
+        return cls(**values)
+
+
+def to_plain(config: Any) -> dict[str, Any]:
+    """Nested dataclasses as dictionaries and lists, for YAML and JSON."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+    return plain(asdict(config))
+
+
+def model_from_plain(values: dict[str, Any]) -> ModelConfig:
+    return ModelConfig(**{**values, "latent_sizes": tuple(values["latent_sizes"])})
+
+
+def preset(name: Preset, data: str) -> TrainConfig:
+    """The settings of a preset for a data set.
+
+    >>> preset("paper", "svhn").model.latent_sizes
+    (64, 64, 64, 96, 128)
+    """
+    kind = data.partition(":")[0]
+    grey = kind in ("embedded", "mnist")
+    if name == "smoke":
+        model = ModelConfig(latent_sizes=(4, 8), channels=8, base=7 if grey else 8)
+        return TrainConfig(
+            data=data, model=model, iterations=6, minutes=None, batch=8, steps=5, learn_last=3, warm_up=2,
+            tune_every=3, evaluate_every=3, evaluate_images=8, checkpoint_every=3,
+        )  # fmt: skip
+    if name == "cpu":
+        model = ModelConfig(latent_sizes=(32, 64, 128), channels=16 if grey else 24, base=7 if grey else 8)
+        return TrainConfig(data=data, model=model, minutes=10.0)
+    model = ModelConfig(latent_sizes=(64, 64, 64, 96, 128), channels=64, head_channels=96)
+    published = TrainConfig(
+        data=data, model=model, iterations=300_000, minutes=None, batch=100, steps=25, step_size=0.00125,
+        learn_last=1, learning_rates=(1e-4, 5e-5, 1e-5), decay=False, warm_up=0, betas=(0.9, 0.999),
+        sigma=(0.3, 0.15), tune_every=1000, evaluate_every=1000, evaluate_images=1000, checkpoint_every=1000,
+    )  # fmt: skip
+    if name == "paper":
+        return published
+    if name == "authors-script":
+        return replace(published, learning_rates=(8e-5,), betas=(0.5, 0.999), tune="off")
+    raise ValueError(f"preset is {name!r}; accepted: smoke, cpu, paper, authors-script")

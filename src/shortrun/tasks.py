@@ -1,0 +1,157 @@
+"""What a trained model is for: sample, reconstruct, inpaint, traverse, interpolate, tune, evaluate.
+
+Each function takes a :class:`shortrun.runs.Pretrained` model and images in [-1, 1], and returns tensors; the
+command line writes them as pictures and JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shortrun.langevin import Diagnostics, infer
+from shortrun.model import Latents
+from shortrun.runs import Pretrained
+from shortrun.tune import TuneResult, tune_by_grid
+
+CHUNK = 250
+
+
+@torch.no_grad()
+def decode(trained: Pretrained, z: Latents) -> Tensor:
+    """Images of latents, a few hundred at a time."""
+    parts = zip(*(layer.split(CHUNK) for layer in z), strict=True)
+    return torch.cat([trained.model.decoder(part) for part in parts])
+
+
+def sample(trained: Pretrained, count: int, generator: torch.Generator) -> Tensor:
+    """Images of latents drawn from the prior."""
+    return decode(trained, trained.model.sample_prior(count, generator))
+
+
+class Inferred(NamedTuple):
+    z: Latents
+    images: Tensor
+    divergent: Tensor
+    """Which chains diverged."""
+
+
+def reconstruct(trained: Pretrained, x: Tensor, generator: torch.Generator, mask: Tensor | None = None) -> Inferred:
+    """Infer the latents of ``x`` by the model's own dynamics, and decode them."""
+    latents, divergent = [], []
+    masks = [None] * len(x.split(CHUNK)) if mask is None else mask.expand(len(x), -1, -1, -1).split(CHUNK)
+    for part, part_mask in zip(x.split(CHUNK), masks, strict=True):
+        diagnostics: Diagnostics
+        z, diagnostics = infer(
+            trained.model,
+            part,
+            trained.dynamics,
+            mask=part_mask,
+            generator=generator,
+            return_diagnostics=True,
+        )
+        latents.append(z)
+        divergent.append(diagnostics.divergent[-1])
+    z = tuple(torch.cat(layers) for layers in zip(*latents, strict=True))
+    return Inferred(z, decode(trained, z), torch.cat(divergent))
+
+
+def mse_per_image(images: Tensor, x: Tensor) -> Tensor:
+    """Mean square error per pixel, images in [-1, 1]; shape ``(n,)``."""
+    return (images - x).square().flatten(1).mean(1)
+
+
+class Inpainting(NamedTuple):
+    fills: Tensor
+    """Shape ``(fills, n, colours, height, width)``."""
+    hidden_mse: float
+    """Error of the mean over fills on the hidden pixels."""
+    hidden_mse_single: float
+    """Error of a single fill on the hidden pixels."""
+
+
+def inpaint(
+    trained: Pretrained,
+    x: Tensor,
+    mask: Tensor,
+    generator: torch.Generator,
+    fills: int = 4,
+    keep_known: bool = True,
+) -> Inpainting:
+    """Infer from the visible pixels alone and paint the rest (paper, Sec. 5.3), several times.
+
+    ``keep_known`` copies the visible pixels; else they are re-generated as well.
+    """
+    seen = mask.expand_as(x)
+    hidden = torch.where(seen, torch.zeros(()), x)  # what is hidden never reaches the model
+    visible = x - hidden
+    results = []
+    for _ in range(fills):
+        images = reconstruct(trained, visible, generator, mask).images
+        results.append(torch.where(seen, x, images) if keep_known else images)
+    stacked = torch.stack(results)
+    squares = (stacked - x).square()[:, ~seen]
+    mean_square = (stacked.mean(0) - x).square()[~seen]
+    return Inpainting(stacked, float(mean_square.mean()), float(squares.mean()))
+
+
+def traverse(
+    trained: Pretrained,
+    z: Latents,
+    layer: int,
+    count: int,
+    generator: torch.Generator,
+    amount: float | None = None,
+) -> Tensor:
+    """Images as one layer changes while the others stay; shape ``(count, n, ...)``.
+
+    The layer is drawn anew from the prior; or, with ``amount``, moved along one random direction from
+    ``-amount`` to ``+amount``.
+    """
+    if not 0 <= layer < len(z):
+        raise ValueError(f"layer is {layer}; the model has {len(z)}, counted from 0 at the top")
+    images = []
+    direction = torch.randn(z[layer].shape[1:], generator=generator)
+    direction = direction / direction.norm()
+    for i in range(count):
+        changed = list(z)
+        if amount is None:
+            changed[layer] = torch.randn(z[layer].shape, generator=generator)
+        else:
+            position = amount * (2 * i / max(count - 1, 1) - 1)
+            changed[layer] = z[layer] + position * direction
+        images.append(decode(trained, tuple(changed)))
+    return torch.stack(images)
+
+
+def interpolate(trained: Pretrained, first: Latents, last: Latents, count: int) -> Tensor:
+    """Images along the arc between latents, shape ``(count, n, ...)``; the norm changes evenly, not the chord."""
+    images = []
+    for t in torch.linspace(0, 1, count).tolist():
+        between = []
+        for a, b in zip(first, last, strict=True):
+            flat_a, flat_b = a.flatten(1), b.flatten(1)
+            cosine = torch.nn.functional.cosine_similarity(flat_a, flat_b, dim=1).clamp(-0.999, 0.999)
+            angle = torch.arccos(cosine)[:, None]
+            mixed = (torch.sin((1 - t) * angle) * flat_a + torch.sin(t * angle) * flat_b) / torch.sin(angle)
+            between.append(mixed.view_as(a))
+        images.append(decode(trained, tuple(between)))
+    return torch.stack(images)
+
+
+def tune(
+    trained: Pretrained, x: Tensor, generator: torch.Generator, step_sizes: Sequence[float] | None = None
+) -> TuneResult:
+    """The free-energy curve of a trained model over step sizes."""
+    return tune_by_grid(
+        trained.model,
+        x,
+        trained.dynamics,
+        step_sizes,
+        estimator="endpoint",
+        samples=4,
+        generator=generator,
+    )

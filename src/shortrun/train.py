@@ -1,0 +1,329 @@
+"""The training loop: one for every method (paper, Algorithm 1, for ``short-run``)."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from shortrun import data
+from shortrun.config import TrainConfig
+from shortrun.learners import METHODS
+from shortrun.learners.short_run import TUNING_IMAGES
+from shortrun.masks import make_mask
+from shortrun.pictures import save_grid
+from shortrun.runs import RunError, build_model, load_checkpoint, save_checkpoint, save_pretrained
+
+PATIENCE = 20
+MAX_RECOVERIES = 5
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    folder: Path
+    iteration: int
+    seconds: float
+    mse: float
+    """Held-out MSE per pixel, images in [-1, 1], on the images used for evaluation during training."""
+    stopped: bool
+    """Whether it was interrupted before its budget was used up."""
+
+
+def prepare_folder(folder: Path, resume: bool) -> None:
+    """Refuse to start into a folder that holds a run, or to resume where there is none."""
+    if resume:
+        if not (folder / "config.yaml").is_file():
+            raise RunError(f"{folder} is not a run folder: it has no config.yaml")
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError(f"{folder} is not empty. Continue it with `shortrun resume {folder}`, or name another folder")
+
+
+def schedule(config: TrainConfig, iteration: int, share: float) -> tuple[float, float]:
+    """Learning rate and sigma after ``share`` of the run."""
+    rates = config.learning_rates
+    rate = rates[min(int(share * len(rates)), len(rates) - 1)]
+    if config.warm_up:
+        rate *= min(1.0, (iteration + 1) / config.warm_up)
+    if config.decay and share > 0.6:
+        rate *= max(0.02, 0.5 * (1 + math.cos(math.pi * min(1.0, (share - 0.6) / 0.4))))
+    first, last = config.sigma
+    sigma = first * (last / first) ** min(1.0, share / config.anneal)
+    return rate, sigma
+
+
+class Loop:
+    """State of a run; :func:`train` drives it."""
+
+    def __init__(self, config: TrainConfig, folder: Path, resume: bool, say: Callable[[str], None]) -> None:
+        self.config, self.folder, self.say = config, folder, say
+        self.accelerator = Accelerator(mixed_precision=config.mixed_precision)
+        torch.set_flush_denormal(True)  # saturated tanh units give denormal gradients, which are slow
+        options: dict[str, Any] = {"root": config.data_root, "size": config.size, "crop": config.crop}
+        self.train_images = data.load(config.data, "train", **options)
+        self.test_images = data.load(config.data, "test", **options)
+        say(self.train_images.describe())
+        say(self.test_images.describe())
+        torch.manual_seed(config.seed)
+        model = build_model(config.model, self.train_images.shape, config.sigma[0])
+        self.model: Any = model.to(device=self.accelerator.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._check_model()
+        self.learner = METHODS[config.method](self.model, config, self.accelerator)
+        self.generators = {
+            name: torch.Generator().manual_seed(1000 * config.seed + i)
+            for i, name in enumerate(("order", "chains", "tuning", "masks"))
+        }
+        self.iteration, self.seconds, self.recoveries, self.patience = 0, 0.0, 0, 0
+        self.mse = math.nan
+        self.tuning_seconds, self.rate_factor = 0.0, 1.0
+        if resume:
+            self._restore()
+
+    def _check_model(self) -> None:
+        with torch.no_grad():
+            image = self.model.decoder(self.model.sample_prior(2))
+        if tuple(image.shape[1:]) != self.train_images.shape:
+            raise RunError(
+                f"the generator makes images of shape {tuple(image.shape[1:])} but those of "
+                f"{self.config.data} have {self.train_images.shape} (colours, height, width)"
+            )
+
+    # -- checkpoints ----------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        if not self.accelerator.is_main_process:
+            return
+        state = {
+            "learner": self.learner.state(),
+            "seconds": self.seconds,
+            "mse": self.mse,
+            "recoveries": self.recoveries,
+            "tuning_seconds": self.tuning_seconds,
+            "rate_factor": self.rate_factor,
+        }
+        save_checkpoint(
+            self.folder / "checkpoints",
+            self.iteration,
+            self.model,
+            self.learner.optimiser,
+            self.generators,
+            state,
+        )
+        info = {
+            "data": self.config.data,
+            "train_checksum": self.train_images.checksum() if self.iteration else None,
+            "iterations": self.iteration,
+            "seconds": round(self.seconds, 1),
+            "method": self.config.method,
+            "seed": self.config.seed,
+        }
+        save_pretrained(
+            self.model, self.folder / "model", config=self.config.model, image=self.train_images.shape,
+            dynamics=self.learner.dynamics, info=info,
+        )  # fmt: skip
+
+    def _restore(self) -> None:
+        state = load_checkpoint(self.folder / "checkpoints", self.model, self.learner.optimiser, self.generators)
+        self.learner.load_state(state["learner"])
+        self.iteration, self.seconds = state["iteration"], state["seconds"]
+        self.mse, self.recoveries = state["mse"], max(self.recoveries, state["recoveries"])
+        self.tuning_seconds, self.rate_factor = state["tuning_seconds"], state["rate_factor"]
+
+    def recover(self, reason: str) -> None:
+        """Back to the last good checkpoint, with half the learning rate."""
+        self.recoveries += 1
+        if self.recoveries > MAX_RECOVERIES:
+            raise RunError(f"{reason}; gave up after {MAX_RECOVERIES} returns to the last good checkpoint")
+        recoveries, factor = self.recoveries, self.rate_factor
+        self._restore()
+        self.recoveries, self.rate_factor, self.patience = recoveries, factor / 2, 0
+        self.say(
+            f"{reason}: went back to iteration {self.iteration}, and halved the learning rate "
+            f"({self.recoveries} of at most {MAX_RECOVERIES} returns)"
+        )
+        self.log({"event": "recovered", "reason": reason})
+
+    def log(self, values: dict[str, Any]) -> None:
+        if self.accelerator.is_main_process:
+            line = {"iteration": self.iteration, "seconds": round(self.seconds, 3), **values}
+            with (self.folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    # -- one iteration --------------------------------------------------------------------------------
+
+    @property
+    def share(self) -> float:
+        """How much of the budget is used, from 0 to 1."""
+        done = [0.0]
+        if self.config.iterations is not None:
+            done.append(self.iteration / self.config.iterations)
+        if self.config.minutes is not None:
+            done.append(self.seconds / (60 * self.config.minutes))
+        return max(done)
+
+    def draw(self, count: int, generator: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        indices = torch.randint(len(self.train_images), (count,), generator=self.generators[generator])
+        x = self.train_images.batch(indices)
+        if self.config.mask is None:
+            return x, None
+        height, width = x.shape[2:]
+        return x, make_mask(self.config.mask, count, height, width, self.generators["masks"])
+
+    def advance(self) -> Any:
+        rate, sigma = schedule(self.config, self.iteration, self.share)
+        self.model.sigma.fill_(sigma)
+        for group in self.learner.optimiser.param_groups:
+            group["lr"] = rate * self.rate_factor
+        if self.learner.tuning_is_due(self.iteration):
+            begun = time.perf_counter()
+            self.learner.tune(*self.draw(TUNING_IMAGES, "tuning"), self.generators["tuning"])
+            self.tuning_seconds += time.perf_counter() - begun
+            self.log(
+                {
+                    "event": "tuned",
+                    "step_size": self.learner.dynamics.step_size,
+                    **(self.learner.last_tuning or {}),
+                }
+            )
+        update = self.learner.update(*self.draw(self.config.batch, "order"), self.generators["chains"])
+        self.patience = self.patience + 1 if update.divergent > self.config.batch / 2 else 0
+        if not update.finite:
+            self.recover("the loss is not finite")
+        elif self.patience > PATIENCE:
+            self.recover(f"more than half of the chains diverged in {PATIENCE} iterations")
+        self.iteration += 1
+        return update
+
+    # -- evaluation -----------------------------------------------------------------------------------
+
+    def evaluate(self, pictures: bool) -> float:
+        """MSE of held-out reconstructions per pixel in [-1, 1], with the dynamics of training."""
+        count = min(self.config.evaluate_images, len(self.test_images))
+        x = self.test_images.batch(slice(0, count)).to(self.accelerator.device)
+        generator = torch.Generator().manual_seed(self.config.seed)
+        images = self.learner.reconstruct(x, None, generator)
+        self.mse = float((images - x).square().mean())
+        contrast = float(images.std(0).mean())
+        if contrast < 1e-3:
+            self.recover("the generator collapsed: all reconstructions are the same image")
+        if pictures and self.accelerator.is_main_process:
+            self._draw_pictures(x, images)
+        return self.mse
+
+    def _draw_pictures(self, x: torch.Tensor, images: torch.Tensor) -> None:
+        generator = torch.Generator().manual_seed(self.config.seed)
+        with torch.no_grad():
+            samples = self.model.decoder(self.model.sample_prior(30, generator))
+        folder = self.folder / "pictures"
+        folder.mkdir(exist_ok=True)
+        rows = [("held out", x[:10]), ("reconstruction", images[:10])]
+        rows += [("sample" if i == 0 else "", samples[10 * i : 10 * i + 10]) for i in range(3)]
+        title = f"iteration {self.iteration}, held-out MSE {self.mse:.4f}"
+        save_grid(folder / f"{self.iteration:08d}.png", rows, title)
+
+
+def train(config: TrainConfig, folder: str | Path, *, resume: bool = False, quiet: bool = False) -> Outcome:
+    """Train a model into a run folder. Ctrl-C and SIGTERM save and end it; ``resume`` continues it."""
+    folder = Path(folder)
+    prepare_folder(folder, resume)
+    console = Console(stderr=True, quiet=quiet)
+    loop = Loop(config, folder, resume, lambda text: console.print(text, highlight=False))
+    if loop.accelerator.is_main_process and not resume:
+        folder.mkdir(parents=True, exist_ok=True)
+        config.save(folder / "config.yaml")
+    loop.accelerator.wait_for_everyone()
+    if not resume:
+        loop.save()
+    writer = None
+    if config.tensorboard and loop.accelerator.is_main_process:
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(folder / "tensorboard"))
+
+    interrupted: list[str] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted.append(signal.Signals(number).name)
+
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number in handlers:
+            signal.signal(number, interrupt)
+        _run(loop, console, writer, interrupted)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    loop.save()
+    if interrupted:
+        console.print(
+            f"{interrupted[0]}: saved at iteration {loop.iteration}. Continue with `shortrun resume {folder}`"
+        )
+    return Outcome(folder, loop.iteration, loop.seconds, loop.mse, bool(interrupted))
+
+
+def _run(loop: Loop, console: Console, writer: Any, interrupted: list[str]) -> None:
+    config = loop.config
+    by_time = config.minutes is not None
+    divergent = 0
+    status_column = TextColumn("{task.fields[status]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), status_column)
+
+    def clock() -> float:
+        return loop.seconds if by_time else float(loop.iteration)
+
+    next_evaluation, next_checkpoint = clock() + config.evaluate_every, clock() + config.checkpoint_every
+    began_at, began = loop.iteration, time.perf_counter()
+    with Progress(*columns, console=console, transient=False, disable=console.quiet) as progress:
+        task = progress.add_task("training", total=1.0, status="")
+        mark = time.perf_counter()
+        while loop.share < 1 and not interrupted:
+            update = loop.advance()
+            divergent += update.divergent
+            now = time.perf_counter()
+            loop.seconds, mark = loop.seconds + now - mark, now
+            speed = (loop.iteration - began_at) / (now - began)
+            left = (now - began) * (1 - loop.share) / max(loop.share, 1e-9) if loop.share < 1 else 0.0
+            size = loop.learner.dynamics.step_size
+            mean = size if isinstance(size, float) else float(torch.tensor(size).log().mean().exp())
+            progress.update(
+                task,
+                completed=loop.share,
+                status=f"{loop.iteration} it, {speed:.2f}/s, MSE {loop.mse:.4f}, s {mean:.4g} (delta "
+                f"{math.sqrt(2 * mean):.3g}), {divergent} divergent, {left:.0f} s left",
+            )
+            if clock() >= next_evaluation or loop.share >= 1:
+                next_evaluation = clock() + config.evaluate_every
+                begun = time.perf_counter()
+                mse = loop.evaluate(pictures=True)
+                values = {
+                    "mse": mse,
+                    "loss": update.loss,
+                    "step_size": size,
+                    "sigma": float(loop.model.sigma),
+                    "divergent": divergent,
+                    "latent_std": update.latent_std,
+                    "tuning_share": loop.tuning_seconds / max(loop.seconds, 1e-9),
+                    "updates_per_second": speed * config.learn_last,
+                    "evaluation_seconds": time.perf_counter() - begun,
+                }
+                loop.log(values)
+                if writer is not None:
+                    for key in ("mse", "loss", "sigma", "divergent"):
+                        writer.add_scalar(key, values[key], loop.iteration)
+                mark = time.perf_counter()  # evaluation is not training time
+            if clock() >= next_checkpoint:
+                next_checkpoint = clock() + config.checkpoint_every
+                loop.save()
+                mark = time.perf_counter()
