@@ -16,6 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/python examples/tune_step_size.py --out demo
+	$(BIN)/shortrun demo --out demo
 
 lint: setup
 	$(BIN)/ruff check .

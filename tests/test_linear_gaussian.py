@@ -149,3 +149,26 @@ def test_chains_of_many_small_steps_have_the_posterior_covariance(generator):
     posterior = exact.posterior(x[:1])
     torch.testing.assert_close(z.T.cov(), posterior.covariance, atol=0.01, rtol=0.04)
     torch.testing.assert_close(z.mean(0), posterior.mean[0], atol=0.01, rtol=0.02)
+
+
+@pytest.mark.parametrize("entropy", ["marginal", "conditional"])
+def test_endpoint_estimator_is_exact_for_constant_curvature(entropy, generator):
+    """One Hessian for the whole chain is no approximation here; the error is that of the probes alone."""
+    exact, x = linear_problem()
+    dynamics = sr.Langevin(6, [0.01, 0.008, 0.006, 0.004, 0.003, 0.002])
+    how = Estimation(entropy, "endpoint", samples=4, probes=256)
+    details = free_energy_details(exact.model(), x, dynamics, how, generator=generator)
+    if entropy == "marginal":
+        expected = exact.short_run(x, dynamics).entropy()
+    else:
+        expected = exact.conditional_entropy(dynamics)
+    assert ((details.entropy - expected).abs() < 4 * details.probe_error).all()
+    assert (details.probe_error < 0.2).all()
+    top = 0.01 * torch.linalg.eigvalsh(exact.precision).max()
+    torch.testing.assert_close(details.stability, top.expand_as(details.stability), rtol=1e-3, atol=0)
+
+
+def test_endpoint_estimator_refuses_what_it_cannot_do():
+    exact, x = linear_problem()
+    with pytest.raises(ValueError, match="one step size for all layers"):
+        sr.free_energy(exact.model(), x, sr.Langevin(2, [[0.01, 0.02]] * 2), estimator="endpoint")

@@ -66,23 +66,25 @@ class _Use:
 class Train:
     """Train a model into a run folder.
 
-    Examples:
-      shortrun train --out runs/digits                                (10 minutes, embedded digits)
-      shortrun train --preset cpu --data svhn --out runs/svhn --config.minutes 30
-      shortrun train --data folder:photos --out runs/photos --config.size 64
-      shortrun train --data svhn --out runs/own --config.model.kind mypackage.models:Decoder
-      accelerate launch --num_processes 4 -m shortrun.cli train --preset paper --data celeba --out runs/celeba
+    Ten minutes on the embedded digits: shortrun train --out runs/digits
+
+    House numbers for half an hour: shortrun train --data svhn --minutes 30 --out runs/svhn
+
+    Your own images: shortrun train --data folder:photos --size 64 --out runs/photos
+
+    Your own generator: shortrun train --model.kind mypackage.models:Decoder --out runs/own
+
+    As published, on four GPUs: accelerate launch --num_processes 4 -m shortrun.cli train --preset paper
+    --data celeba --out runs/celeba
     """
 
     out: Path
     """The run folder; it must be new or empty."""
     preset: Preset = "cpu"
     """smoke: seconds; cpu: minutes; paper: as published; authors-script: the published script's variant."""
-    data: str = "embedded"
-    """embedded, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME."""
     dry_run: bool = False
     """Only print sizes, parameter count, memory and time per update."""
-    config: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")] = dataclasses.field(default_factory=TrainConfig)
     """Single settings, on top of the preset."""
 
 
@@ -453,10 +455,8 @@ def main(words: Sequence[str] | None = None) -> None:
             kwargs["default"] = Train(tyro.MISSING, config=config)
         member = Annotated[command, tyro.conf.subcommand(**kwargs)]  # type: ignore[valid-type]
         union = member if union is None else union | member
-    arguments = tyro.cli(union, prog="shortrun", description=__doc__, args=words)
-    if isinstance(arguments, Train):
-        arguments.config = dataclasses.replace(arguments.config, data=arguments.data)
     try:
+        arguments = tyro.cli(union, prog="shortrun", description=__doc__, args=words)
         COMMANDS[type(arguments)](arguments)  # type: ignore[operator]
     except CHECKED_ERRORS as error:
         print(f"shortrun: {error}", file=sys.stderr)

@@ -280,11 +280,13 @@ def _largest_curvature(hessian: Tensor, s: Tensor, start: Tensor) -> Tensor:
     return -krylov.nodes[..., 0].amin(0)
 
 
-def top_curvature(target: Target, z: Tensor, generator: torch.Generator, depth: int = 6) -> Tensor:
-    """Largest eigenvalue of minus the Hessian of the log joint at ``z``, shape ``(n,)``, by Krylov steps."""
+def top_curvature(target: Target, z: Tensor, probe: Tensor, depth: int = 6) -> Tensor:
+    """Largest eigenvalue of minus the Hessian of the log joint at ``z``, shape ``(n,)``.
+
+    By ``depth`` Krylov steps from ``probe``, which has the shape ``(n, d)`` of ``z``.
+    """
     point, drift = _differentiable_gradient(target.flat_log_joint, z)
-    start = _rademacher((1, *z.shape), z, generator)
-    return -lanczos(lambda v: _products(drift, point, v), start, depth).nodes[0, :, 0]
+    return -lanczos(lambda v: _products(drift, point, v), probe[None], depth).nodes[0, :, 0]
 
 
 # --- matrix-free: Lanczos quadrature with Hessian-vector products ----------------------------------

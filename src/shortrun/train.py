@@ -159,6 +159,16 @@ class Loop:
             with (self.folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
+    def agree(self, interrupted: list[str]) -> None:
+        """All processes follow the clock of the first one, and stop together."""
+        if self.accelerator.num_processes > 1:
+            main = float(self.accelerator.is_main_process)
+            values = torch.tensor([main * self.seconds, float(bool(interrupted))], device=self.accelerator.device)
+            seconds, stops = self.accelerator.reduce(values, "sum").tolist()
+            self.seconds = seconds
+            if stops and not interrupted:
+                interrupted.append("another process")
+
     # -- one iteration --------------------------------------------------------------------------------
 
     @property
@@ -201,7 +211,8 @@ class Loop:
             self.recover("the loss is not finite")
         elif self.patience > PATIENCE:
             self.recover(f"more than half of the chains diverged in {PATIENCE} iterations")
-        self.iteration += 1
+        else:
+            self.iteration += 1
         return update
 
     # -- evaluation -----------------------------------------------------------------------------------
@@ -293,6 +304,7 @@ def _run(loop: Loop, console: Console, writer: Any, interrupted: list[str]) -> N
             divergent += update.divergent
             now = time.perf_counter()
             loop.seconds, mark = loop.seconds + now - mark, now
+            loop.agree(interrupted)
             speed = (loop.iteration - began_at) / (now - began)
             left = (now - began) * (1 - loop.share) / max(loop.share, 1e-9) if loop.share < 1 else 0.0
             size = loop.learner.dynamics.step_size

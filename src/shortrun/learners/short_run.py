@@ -30,7 +30,7 @@ TUNING_IMAGES = 12
 # of a few chains is brought back to the limit if it has grown beyond.
 GUARD_EVERY = 4
 GUARD_IMAGES = 8
-GUARD_LIMIT = 2.2
+GUARD_LIMIT = 2.6
 LONGEST_STEP = 0.1
 
 
@@ -166,13 +166,23 @@ class ShortRun:
         return float(torch.tensor(self.dynamics.step_size, dtype=torch.float64).log().mean().exp())
 
     def _follow_curvature(self, x: Tensor, mask: Tensor | None, z: Latents, generator: torch.Generator) -> None:
-        """Lower the step where the model has become steeper, raise it again where it has become smoother."""
-        few = slice(0, GUARD_IMAGES)
-        seen = None if mask is None else mask[few]
-        target = Target(self.model, x[few], seen, start=tuple(layer[few].detach() for layer in z))
-        values = top_curvature(target, target.flatten(target.start), generator)
-        values = self.accelerator.gather(values.contiguous())
-        steepest = float(values.quantile(0.9))
+        """Lower the step where the model has become steeper, raise it again where it has become smoother.
+
+        A few chains spread over the whole batch are looked at, the same ones for any number of processes.
+        """
+        count = self.config.batch
+        chosen = torch.zeros(count, dtype=torch.bool)
+        chosen[:: max(1, count // GUARD_IMAGES)] = True
+        own = self._own(chosen)
+        probes = standard_normal((count, sum(layer[0].numel() for layer in z)), z[0], generator)
+        rows = self._own(torch.arange(count))[own]
+        values = torch.zeros(count, device=x.device)
+        if len(rows):
+            seen = None if mask is None else mask[own]
+            target = Target(self.model, x[own], seen, start=tuple(layer[own].detach() for layer in z))
+            values[rows] = top_curvature(target, target.flatten(target.start), probes[rows]).to(values)
+        values = self.accelerator.reduce(values, "sum")
+        steepest = float(values[chosen].quantile(0.9))
         if math.isfinite(steepest) and steepest > 0:
             size = self._mean_size()
             wanted = min(self.target_size, GUARD_LIMIT / steepest, 1.5 * size)
@@ -199,7 +209,7 @@ class ShortRun:
                     table = torch.tensor(self.dynamics.step_size, dtype=torch.float64)
                     result = tune_by_grid(
                         self.model, x, self.dynamics, [(table * f).tolist() for f in (1 / 1.4, 1.0, 1.4)],
-                        estimator="endpoint", samples=1, probes=2, depth=6, guard=Guard(limit=2.6),
+                        estimator="endpoint", samples=1, probes=2, depth=6, guard=Guard(),
                         mask=mask, generator=generator,
                     )  # fmt: skip
                 else:

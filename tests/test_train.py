@@ -1,0 +1,325 @@
+"""Learning: the equation, unattended running, resuming to the bit, several processes, being killed."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+
+import shortrun as sr
+from shortrun.config import ModelConfig, TrainConfig, preset
+from shortrun.learners import ShortRun
+from shortrun.runs import RunError, from_pretrained, list_checkpoints
+from shortrun.train import Loop, schedule, train
+
+SMOKE = preset("smoke", "embedded")
+
+
+def weights(folder):
+    return load_file(Path(folder) / "model" / "model.safetensors")
+
+
+def assert_same_weights(first, second, **tolerance):
+    a, b = weights(first), weights(second)
+    assert a.keys() == b.keys()
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], **tolerance)
+
+
+def small_learner(**changes):
+    torch.manual_seed(0)
+    config = replace(SMOKE, tune="off", step_size=0.01, steps=3, batch=4, warm_up=0, **changes)
+    decoder = torch.nn.Linear(2, 6)
+    model = sr.GaussianModel(lambda z: torch.tanh(decoder(z[0])).view(-1, 1, 2, 3), [(2,)], 0.3)
+    model.inner = decoder
+    return ShortRun(model, config, Accelerator()), config
+
+
+@pytest.mark.parametrize("learn_last", [1, 3])
+def test_updates_are_gradient_steps_on_the_log_joint(learn_last):
+    """Written a second time with the public `infer` and plain autograd; m = 1 is the paper's Eq. 21."""
+    learner, config = small_learner(learn_last=learn_last)
+    other, _ = small_learner(learn_last=learn_last)
+    x = torch.rand(4, 1, 2, 3) * 2 - 1
+    learner.update(x, None, torch.Generator().manual_seed(3))
+
+    generator = torch.Generator().manual_seed(3)
+    z = other.model.sample_prior(4, generator)
+    optimiser = torch.optim.Adam(other.model.parameters(), lr=config.learning_rates[0], betas=config.betas)
+    for k in range(config.steps + 1):
+        here = z
+        if k < config.steps:  # one step of the dynamics with the parameters before their update
+            z = sr.infer(other.model, x, sr.Langevin(1, 0.01), start=z, generator=generator)
+        if k > config.steps - learn_last:
+            loss = -(other.model.log_prior(here) + other.model.log_likelihood(x, here)).mean()
+            loss = loss * 0.3**2 / 6
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    for a, b in zip(learner.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_divergent_chains_do_not_touch_the_parameters():
+    learner, _ = small_learner(learn_last=2)
+    before = [p.detach().clone() for p in learner.model.parameters()]
+    learner.dynamics = sr.Langevin(3, 1e9)
+    update = learner.update(torch.rand(4, 1, 2, 3), None, torch.Generator().manual_seed(0))
+    assert update.divergent == 4
+    for a, b in zip(learner.model.parameters(), before, strict=True):
+        assert a.isfinite().all()
+        torch.testing.assert_close(a, b)
+
+
+def test_the_guard_lowers_the_step_and_raises_it_again():
+    learner, _ = small_learner()
+    learner.config = replace(learner.config, tune="grid")
+    x = torch.rand(4, 1, 2, 3)
+    z = learner.model.sample_prior(4)
+    learner.target_size = 0.1
+
+    def follow(size):
+        learner.dynamics = sr.Langevin(3, size)
+        learner._follow_curvature(x, None, z, torch.Generator().manual_seed(0))
+        return learner.dynamics.step_size
+
+    assert follow(50.0) < 50.0
+    assert 1e-4 < follow(1e-4) <= 1.5e-4 * (1 + 1e-9)
+    with torch.no_grad():
+        learner.model.inner.weight.mul_(10)
+    assert follow(0.1) < 0.1
+
+
+def test_tuning_finds_its_way_back_from_a_step_that_is_far_too_long():
+    learner, _ = small_learner()
+    learner.config = replace(learner.config, tune="grid")
+    learner.dynamics = sr.Langevin(3, 100.0)
+    learner.tune(torch.rand(6, 1, 2, 3), None, torch.Generator().manual_seed(0))
+    assert learner.dynamics.step_size < 3
+
+
+@pytest.mark.parametrize("per", ["run", "layer"])
+def test_tuning_by_gradient_within_training(tmp_path, per):
+    config = replace(SMOKE, tune="gradient", tune_per=per, iterations=1)
+    train(config, tmp_path / "run", quiet=True)
+    size = from_pretrained(tmp_path / "run").dynamics.step_size
+    depth = torch.tensor(size).ndim
+    assert depth == {"run": 0, "layer": 2}[per]
+
+
+def test_learning_lowers_the_error(tmp_path):
+    config = replace(SMOKE, iterations=60, batch=16, steps=8, learn_last=6, evaluate_every=60, warm_up=5)
+    outcome = train(config, tmp_path / "run", quiet=True)
+    assert outcome.mse < 0.3  # an untrained generator has 0.9, the mean image 0.27, all black 0.41
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert any(line.get("event") == "tuned" for line in lines)
+    assert list((tmp_path / "run" / "pictures").glob("*.png"))
+
+
+def test_learning_from_incomplete_images(tmp_path):
+    outcome = train(replace(SMOKE, mask="random:0.5"), tmp_path / "run", quiet=True)
+    assert math.isfinite(outcome.mse)
+
+
+def test_resume_continues_to_the_bit(tmp_path):
+    whole = replace(SMOKE, iterations=8)
+    train(whole, tmp_path / "whole", quiet=True)
+    stopped = tmp_path / "stopped"
+    with StopAfter(4):
+        outcome = train(whole, stopped, quiet=True)
+    assert outcome.stopped
+    assert outcome.iteration == 4
+    train(TrainConfig.load(stopped / "config.yaml"), stopped, resume=True, quiet=True)
+    assert_same_weights(tmp_path / "whole", stopped, rtol=0, atol=0)
+    assert from_pretrained(tmp_path / "whole").dynamics == from_pretrained(stopped).dynamics
+
+
+class StopAfter:
+    """Sends SIGINT to this process after so many iterations, as Ctrl-C would."""
+
+    def __init__(self, iterations):
+        self.iterations = iterations
+
+    def __enter__(self):
+        self.original = Loop.advance
+        stop = self
+
+        def advance(loop):
+            update = stop.original(loop)
+            if loop.iteration == stop.iterations:
+                os.kill(os.getpid(), signal.SIGINT)
+            return update
+
+        Loop.advance = advance
+
+    def __exit__(self, *_):
+        Loop.advance = self.original
+
+
+def test_a_run_folder_is_not_overwritten(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"not empty.*shortrun resume"):
+        train(SMOKE, tmp_path / "run", quiet=True)
+    assert (tmp_path / "run" / "precious.txt").read_text() == "mine"
+    with pytest.raises(RunError, match="no config"):
+        train(SMOKE, tmp_path / "other", resume=True, quiet=True)
+
+
+def test_a_model_that_diverges_goes_back_to_the_last_checkpoint(tmp_path):
+    original = Loop.advance
+    spoiled = []
+
+    def advance(loop):
+        if loop.iteration == 5 and not spoiled:
+            spoiled.append(True)
+            with torch.no_grad():
+                next(iter(loop.model.parameters())).fill_(math.nan)
+        return original(loop)
+
+    Loop.advance = advance
+    try:
+        outcome = train(replace(SMOKE, tune="off", step_size=0.001), tmp_path / "run", quiet=True)
+    finally:
+        Loop.advance = original
+    assert outcome.iteration == 6
+    assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
+    assert "recovered" in (tmp_path / "run" / "metrics.jsonl").read_text()
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+    train(SMOKE, tmp_path / "run", quiet=True)
+    newest = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    newest.write_bytes(newest.read_bytes()[:100])
+    outcome = train(replace(SMOKE, iterations=8), tmp_path / "run", resume=True, quiet=True)
+    assert outcome.iteration == 8
+
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def launch(folder, *words, launcher=()):
+    command = [sys.executable, *launcher, "-m", "shortrun.cli", "train", "--preset", "smoke", "--out", str(folder)]
+    with folder.with_suffix(".log").open("wb") as output:
+        return subprocess.Popen([*command, *words], env=ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT)
+
+
+def output_of(folder):
+    return folder.with_suffix(".log").read_text()
+
+
+def wait_for_checkpoint(folder, number, process):
+    for _ in range(1200):
+        if len(list(folder.glob("checkpoints/checkpoint-*[1-9]*.safetensors"))) >= number:
+            return
+        assert process.poll() is None, output_of(folder)
+        time.sleep(0.05)
+    raise AssertionError("no checkpoint appeared")
+
+
+def test_kill_loses_at_most_one_checkpoint_interval(tmp_path):
+    process = launch(tmp_path / "run", "--iterations", "100000", "--checkpoint-every", "2")
+    wait_for_checkpoint(tmp_path / "run", 2, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    reached = max(json.loads(line)["iteration"] for line in lines)
+    saved = int(list_checkpoints(tmp_path / "run" / "checkpoints")[-1].stem.split("-")[1])
+    assert saved >= reached - 2
+    config = replace(TrainConfig.load(tmp_path / "run" / "config.yaml"), iterations=saved + 2)
+    outcome = train(config, tmp_path / "run", resume=True, quiet=True)
+    assert outcome.iteration == saved + 2
+
+
+def test_sigterm_saves_and_ends_cleanly(tmp_path):
+    process = launch(tmp_path / "run", "--iterations", "100000", "--checkpoint-every", "2")
+    wait_for_checkpoint(tmp_path / "run", 1, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 0, output_of(tmp_path / "run")
+    assert "shortrun resume" in output_of(tmp_path / "run")
+    assert from_pretrained(tmp_path / "run").info["iterations"] > 0
+
+
+def test_two_processes_make_the_update_of_one(tmp_path):
+    """Two gloo processes with half the batch each, against one with all of it."""
+    words = ["--iterations", "3", "--batch", "8"]
+    alone = launch(tmp_path / "one", *words)
+    assert alone.wait(timeout=120) == 0, output_of(tmp_path / "one")
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29731"]
+    both = launch(tmp_path / "two", *words, launcher=launcher)
+    assert both.wait(timeout=180) == 0, output_of(tmp_path / "two")
+    assert_same_weights(tmp_path / "one", tmp_path / "two", rtol=1e-3, atol=2e-5)
+    first, second = (from_pretrained(tmp_path / name).dynamics.step_size for name in ("one", "two"))
+    assert first == pytest.approx(second, rel=1e-3)
+
+
+def test_schedules():
+    paper = preset("paper", "svhn")
+    rates = [schedule(paper, 1, share)[0] for share in (0.1, 0.5, 0.9)]
+    assert rates == [1e-4, 5e-5, 1e-5]
+    assert schedule(paper, 1, 1.0)[1] == pytest.approx(0.15)
+    assert (paper.iterations, paper.steps, paper.learn_last) == (300_000, 25, 1)
+    script = preset("authors-script", "svhn")
+    assert script.step_size == pytest.approx(0.05**2 / 2)
+    assert (script.learning_rates, script.betas[0], script.batch, script.tune) == ((8e-5,), 0.5, 100, "off")
+    cpu = preset("cpu", "mnist")
+    assert schedule(cpu, 0, 0.0)[0] == pytest.approx(cpu.learning_rates[0] / cpu.warm_up)
+
+
+def test_configuration_survives_its_file(tmp_path):
+    config = replace(preset("paper", "celeba"), model=ModelConfig(kind="hierarchical", latent_sizes=(3, 4)))
+    config.save(tmp_path / "config.yaml")
+    assert TrainConfig.load(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch": 0}, "batch is 0"),
+        ({"learn_last": 99}, "learn_last is 99"),
+        ({"iterations": None, "minutes": None}, "never end"),
+        ({"sigma": (0.3, 0.0)}, "must be positive"),
+    ],
+)
+def test_bad_settings_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SMOKE, **changes)
+
+
+class OwnDecoder(torch.nn.Module):
+    latent_shapes = ((5,),)
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(5, 784)
+
+    def forward(self, z):
+        return torch.tanh(self.linear(z[0])).view(-1, 1, 28, 28)
+
+
+def test_a_generator_of_your_own_by_import_path(tmp_path):
+    model = ModelConfig(kind="test_train:OwnDecoder")
+    train(replace(SMOKE, model=model), tmp_path / "run", quiet=True)
+    assert isinstance(from_pretrained(tmp_path / "run").model.decoder, torch.nn.Module)
+    for kind, message in (("nosuch.module:X", "cannot import"), ("strange", "accepted: top-down")):
+        with pytest.raises(RunError, match=message):
+            train(replace(SMOKE, model=ModelConfig(kind=kind)), tmp_path / "other", quiet=True)
+
+
+@pytest.mark.parametrize(
+    "model", [ModelConfig("hierarchical", (4, 4, 4), 8, 7), ModelConfig("top-down", (4, 8), 8, 7, None, "latent")]
+)
+def test_other_generators_and_coordinates_train(tmp_path, model):
+    config = replace(SMOKE, model=model, iterations=2)
+    if model.coordinates == "latent":
+        config = replace(config, tune="off", step_size=1e-3)
+    assert math.isfinite(train(config, tmp_path / "run", quiet=True).mse)
