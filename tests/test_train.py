@@ -37,7 +37,7 @@ def assert_same_weights(first, second, **tolerance):
 
 def small_learner(**changes):
     torch.manual_seed(0)
-    config = replace(SMOKE, tune="off", step_size=0.01, steps=3, batch=4, warm_up=0, **changes)
+    config = replace(SMOKE, tune="off", step_size=0.01, cool_down=0, steps=3, batch=4, warm_up=0, **changes)
     decoder = torch.nn.Linear(2, 6)
     model = sr.GaussianModel(lambda z: torch.tanh(decoder(z[0])).view(-1, 1, 2, 3), [(2,)], 0.3)
     model.inner = decoder

@@ -60,6 +60,8 @@ class TrainConfig:
     """K, the number of Langevin steps."""
     step_size: float = 0.05
     """s at the start (drift s * gradient, noise sqrt(2 s))."""
+    cool_down: int = 6
+    """The last so many steps become shorter, evenly towards zero: less noise is left in the latents."""
     tune: Literal["grid", "gradient", "off"] = "grid"
     """How the step size follows the model; off keeps it fixed."""
     tune_every: int = 100
@@ -98,6 +100,8 @@ class TrainConfig:
         for name in ("batch", "learn_last", "tune_every", "evaluate_images"):
             if getattr(self, name) < 1:
                 problems.append(f"{name} is {getattr(self, name)}; expected one or more")
+        if not 0 <= self.cool_down < max(self.steps, 1):
+            problems.append(f"cool_down is {self.cool_down}; expected less than the {self.steps} steps")
         if self.steps < 1:
             problems.append(f"steps is {self.steps}; expected one or more")
         if self.learn_last > self.steps + 1:
@@ -150,7 +154,7 @@ def preset(name: Preset, data: str) -> TrainConfig:
     if name == "smoke":
         model = ModelConfig(latent_sizes=(4, 8), channels=8, base=7 if grey else 8)
         return TrainConfig(
-            data=data, model=model, iterations=6, minutes=None, batch=8, steps=5, learn_last=3, warm_up=2,
+            data=data, model=model, iterations=6, minutes=None, batch=8, steps=5, cool_down=1, learn_last=3, warm_up=2,
             tune_every=3, evaluate_every=3, evaluate_images=8, checkpoint_every=3,
         )  # fmt: skip
     if name == "cpu":
@@ -159,8 +163,8 @@ def preset(name: Preset, data: str) -> TrainConfig:
     model = ModelConfig(latent_sizes=(64, 64, 64, 96, 128), channels=64, head_channels=96)
     published = TrainConfig(
         data=data, model=model, iterations=300_000, minutes=None, batch=100, steps=25, step_size=0.00125,
-        learn_last=1, learning_rates=(1e-4, 5e-5, 1e-5), decay=False, warm_up=0, betas=(0.9, 0.999),
-        sigma=(0.3, 0.15), tune_every=1000, evaluate_every=1000, evaluate_images=1000, checkpoint_every=1000,
+        cool_down=0, learn_last=1, learning_rates=(1e-4, 5e-5, 1e-5), decay=False, warm_up=0,
+        betas=(0.9, 0.999),         sigma=(0.3, 0.15), tune_every=1000, evaluate_every=1000, evaluate_images=1000, checkpoint_every=1000,
     )  # fmt: skip
     if name == "paper":
         return published

@@ -91,11 +91,11 @@ def demo(folder: Path, minutes: float = 3.0, seed: int = 0, smoke: bool = False)
         [("MSE", seconds, [line["mse"] for line in evaluations])],
         ("seconds of training", "held-out MSE"), log_y=True,
     )  # fmt: skip
-    steps = [line for line in lines if isinstance(line.get("step_size"), float)]
+    steps = [line for line in lines if "step_size" in line]
     save_lines(
         add("step_size_training.png", "Step size over training",
             "The tuner and its guard lower the step as the generator becomes steeper, and raise it again."),
-        [("s", [line["seconds"] for line in steps], [line["step_size"] for line in steps])],
+        [("s", [line["seconds"] for line in steps], [torch.tensor(line["step_size"]).max().item() for line in steps])],
         ("seconds of training", "step size s"), log_y=True,
     )  # fmt: skip
     curve = tasks.tune(trained, held_out[: 4 if smoke else 8], generator)

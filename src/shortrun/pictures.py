@@ -82,7 +82,7 @@ def save_lines(
 
 def save_curve(path: Path, result: TuneResult) -> None:
     """Free energy against step size, the choice, and what the guard ruled out."""
-    sizes = [float(size) for size in result.step_sizes]
+    sizes = [float(np.max(size)) for size in result.step_sizes]
     fine = [i for i in range(len(sizes)) if not result.ruled_out[i]]
     figure, axes = plt.subplots(figsize=(6.2, 3.4), layout="constrained")
     axes.errorbar(
@@ -96,7 +96,7 @@ def save_curve(path: Path, result: TuneResult) -> None:
         axes.text(0.98, 0.95, "ruled out by the guard", transform=axes.transAxes, ha="right", va="top", fontsize=8)
     axes.set_xscale("log")
     axes.set_xlim(min(sizes) * 0.9, max(sizes) * 1.1)
-    axes.set_xlabel("step size s")
+    axes.set_xlabel("step size s (the longest of the chain)")
     axes.set_ylabel("free energy, nats per image")
     axes.set_title(f"chosen: s = {sizes[result.best]:.4g}", fontsize=10)
     axes.grid(alpha=0.25)

@@ -308,7 +308,7 @@ def _run(loop: Loop, console: Console, writer: Any, interrupted: list[str]) -> N
             speed = (loop.iteration - began_at) / (now - began)
             left = (now - began) * (1 - loop.share) / max(loop.share, 1e-9) if loop.share < 1 else 0.0
             size = loop.learner.dynamics.step_size
-            mean = size if isinstance(size, float) else float(torch.tensor(size).log().mean().exp())
+            mean = float(torch.tensor(size).max())
             progress.update(
                 task,
                 completed=loop.share,

@@ -356,10 +356,10 @@ def _replay(generator: RandomSource, x: Tensor) -> tuple[RandomSource, Callable[
     return generator, rewind
 
 
-def default_grid(dynamics: Langevin) -> list[float]:
-    """Thirteen step sizes, a factor of sqrt(2) apart, around that of ``dynamics``."""
-    centre = _geometric_mean(dynamics.step_size)
-    return [centre * 2 ** (j / 2) for j in range(-6, 7)]
+def default_grid(dynamics: Langevin) -> list[Any]:
+    """Thirteen step sizes, a factor of sqrt(2) apart, around that of ``dynamics`` and of its form."""
+    centre = torch.tensor(dynamics.step_size, dtype=torch.float64)
+    return [(centre * 2 ** (j / 2)).tolist() for j in range(-6, 7)]
 
 
 def tune_by_grid(

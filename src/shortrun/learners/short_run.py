@@ -32,6 +32,10 @@ GUARD_EVERY = 4
 GUARD_IMAGES = 8
 GUARD_LIMIT = 2.6
 LONGEST_STEP = 0.1
+# How much the step may change at once, down and up. It drops fast while the generator takes shape, and slowly
+# afterwards: a step that yields to every steepness lets the generator become steeper still, because chains that
+# hardly move leave it to the decoder to amplify them; a step that stays makes steepness costly and keeps it smooth.
+FIRST_PACE, PACE, SETTLING = (1 / 3, 1.5), (0.995, 1.05), 100
 
 
 class Update(NamedTuple):
@@ -52,7 +56,10 @@ class ShortRun:
 
     def __init__(self, model: Any, config: TrainConfig, accelerator: Accelerator) -> None:
         self.model, self.config, self.accelerator = model, config, accelerator
-        self.dynamics = Langevin(config.steps, config.step_size)
+        shape = [min(1.0, (config.steps - k) / (config.cool_down + 1)) for k in range(config.steps)]
+        self.dynamics = Langevin(
+            config.steps, [config.step_size * share for share in shape] if config.cool_down else config.step_size
+        )
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimiser = torch.optim.Adam(self.parameters, lr=config.learning_rates[0], betas=config.betas)
         self.last_tuning: dict[str, Any] | None = None
@@ -136,7 +143,7 @@ class ShortRun:
                 self._scale_steps(0.7)
             elif self.iterations % GUARD_EVERY == 0:
                 self._follow_curvature(x, mask, z, generator)
-        spread = tuple(float(layer.std()) for layer in z)
+        spread = tuple(float(layer.detach().std()) for layer in z)
         return Update(loss, total, finite, spread)
 
     def _step(self, log_joint: Tensor, used: Tensor, gradients: tuple[Tensor, ...], unit: float) -> tuple[float, bool]:
@@ -162,8 +169,8 @@ class ShortRun:
         table = torch.tensor(self.dynamics.step_size, dtype=torch.float64) * factor
         self.dynamics = replace(self.dynamics, step_size=table)
 
-    def _mean_size(self) -> float:
-        return float(torch.tensor(self.dynamics.step_size, dtype=torch.float64).log().mean().exp())
+    def _longest(self) -> float:
+        return float(torch.tensor(self.dynamics.step_size, dtype=torch.float64).max())
 
     def _follow_curvature(self, x: Tensor, mask: Tensor | None, z: Latents, generator: torch.Generator) -> None:
         """Lower the step where the model has become steeper, raise it again where it has become smoother.
@@ -184,9 +191,10 @@ class ShortRun:
         values = self.accelerator.reduce(values, "sum")
         steepest = float(values[chosen].quantile(0.9))
         if math.isfinite(steepest) and steepest > 0:
-            size = self._mean_size()
-            wanted = min(self.target_size, GUARD_LIMIT / steepest, 1.5 * size)
-            self._scale_steps(max(wanted, size / 3) / size)
+            size = self._longest()
+            lowest, highest = FIRST_PACE if self.iterations < SETTLING else PACE
+            wanted = min(self.target_size, GUARD_LIMIT / steepest)
+            self._scale_steps(min(max(wanted / size, lowest), highest))
 
     def tuning_is_due(self, iteration: int) -> bool:
         if self.config.tune == "off":
@@ -223,9 +231,12 @@ class ShortRun:
                 self._scale_steps(0.5)
         else:
             return
-        self.dynamics = result.dynamics
         allowed = (~result.ruled_out).nonzero()[-1].item()
-        self.target_size = LONGEST_STEP if result.best == allowed else self._mean_size()
+        chosen = result.dynamics
+        if self.iterations < SETTLING or self.config.tune == "gradient":
+            self.dynamics = chosen
+        size = float(torch.tensor(chosen.step_size, dtype=torch.float64).max())
+        self.target_size = LONGEST_STEP if result.best == allowed else size
         self.last_tuning = {
             "step_sizes": result.step_sizes,
             "free_energy": result.free_energy.tolist(),
