@@ -164,7 +164,8 @@ def preset(name: Preset, data: str) -> TrainConfig:
     published = TrainConfig(
         data=data, model=model, iterations=300_000, minutes=None, batch=100, steps=25, step_size=0.00125,
         cool_down=0, learn_last=1, learning_rates=(1e-4, 5e-5, 1e-5), decay=False, warm_up=0,
-        betas=(0.9, 0.999),         sigma=(0.3, 0.15), tune_every=1000, evaluate_every=1000, evaluate_images=1000, checkpoint_every=1000,
+        betas=(0.9, 0.999), sigma=(0.3, 0.15), tune_every=1000, evaluate_every=1000, evaluate_images=1000,
+        checkpoint_every=1000,
     )  # fmt: skip
     if name == "paper":
         return published

@@ -27,7 +27,7 @@ from shortrun.tune import Guard, StepSizeError, tune_by_gradient, tune_by_grid
 EARLY_TUNING = (0, 10, 40)
 TUNING_IMAGES = 12
 # Between tunings the step follows the curvature: every so many iterations, s * lambda_max at the 90 % quantile
-# of a few chains is brought back to the limit if it has grown beyond.
+# of a few chains is led towards the limit.
 GUARD_EVERY = 4
 GUARD_IMAGES = 8
 GUARD_LIMIT = 2.6
