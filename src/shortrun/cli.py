@@ -180,7 +180,7 @@ def _evaluate(arguments: Evaluate) -> None:
             "images": len(x),
             "data": arguments.data or trained.info.get("data"),
             "steps": trained.dynamics.steps,
-            "step_size": trained.dynamics.step_size,
+            "longest_step": float(torch.tensor(trained.dynamics.step_size).max()),
             "divergent": int(inferred.divergent.sum()),
             "latent_std": deviations,
             "parameters": trained.parameters,

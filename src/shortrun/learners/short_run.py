@@ -211,6 +211,7 @@ class ShortRun:
         x, mask = x[:TUNING_IMAGES], mask if mask is None else mask[:TUNING_IMAGES]
         x = x.to(self.accelerator.device)
         mask = None if mask is None else mask.expand(len(x), *mask.shape[1:]).to(x.device)
+        before = self.dynamics
         for _ in range(12):
             try:
                 if self.config.tune == "grid":
@@ -233,8 +234,8 @@ class ShortRun:
             return
         allowed = (~result.ruled_out).nonzero()[-1].item()
         chosen = result.dynamics
-        if self.iterations < SETTLING or self.config.tune == "gradient":
-            self.dynamics = chosen
+        settled = self.iterations >= SETTLING and self.config.tune == "grid"
+        self.dynamics = before if settled else chosen  # once settled, the guard leads it there slowly
         size = float(torch.tensor(chosen.step_size, dtype=torch.float64).max())
         self.target_size = LONGEST_STEP if result.best == allowed else size
         self.last_tuning = {
