@@ -28,7 +28,7 @@ def demo_config(minutes: float, seed: int, smoke: bool) -> TrainConfig:
         return replace(preset("smoke", "embedded"), seed=seed)
     config = preset("cpu", "embedded")
     # Few latents: reconstructions lose a little, samples and inpaintings gain more.
-    model = replace(config.model, latent_sizes=(4, 8, 12))
+    model = replace(config.model, latent_sizes=(6, 12, 20))
     return replace(config, model=model, minutes=minutes, seed=seed, evaluate_every=15.0)
 
 
