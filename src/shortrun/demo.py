@@ -38,8 +38,8 @@ def demo(folder: Path, minutes: float = 3.0, seed: int = 0, smoke: bool = False)
     run = folder / "run"
     if run.exists():
         shutil.rmtree(run)  # the folder of an earlier demo, which this command made itself
-    # The limit holds for the whole command: a tenth is left for the pictures.
-    config = demo_config(0.82 * minutes, seed, smoke)
+    # The limit holds for the whole command: a fifth is left for evaluation and pictures.
+    config = demo_config(0.8 * minutes, seed, smoke)
     outcome = train(config, run)
     trained = from_pretrained(run)
     generator = torch.Generator().manual_seed(seed)
