@@ -72,6 +72,7 @@ class Loop:
         options: dict[str, Any] = {"root": config.data_root, "size": config.size, "crop": config.crop}
         self.train_images = data.load(config.data, "train", **options)
         self.test_images = data.load(config.data, "test", **options)
+        self.checksum = self.train_images.checksum()  # once: it reads every pixel
         say(self.train_images.describe())
         say(self.test_images.describe())
         torch.manual_seed(config.seed)
@@ -121,7 +122,7 @@ class Loop:
         )
         info = {
             "data": self.config.data,
-            "train_checksum": self.train_images.checksum() if self.iteration else None,
+            "train_checksum": self.checksum,
             "iterations": self.iteration,
             "seconds": round(self.seconds, 1),
             "method": self.config.method,
