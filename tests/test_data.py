@@ -60,11 +60,52 @@ def test_celeba_folder_and_zip_are_the_same(tmp_path):
         for path in sorted((tmp_path / "a" / "celeba" / "img_align_celeba").iterdir()):
             archive.write(path, f"img_align_celeba/{path.name}")
     second = data.load("celeba", root=tmp_path / "b", size=32)
-    assert first.checksum() == second.checksum()
+    assert first.checksum == second.checksum
     assert first.array.shape == (3, 3, 32, 32)
     test = data.load("celeba", "test", root=tmp_path / "b", size=32)
     assert test.array[-1, :, 16, 16].tolist() == [5, 10, 15]  # the last files by name
-    assert first.checksum() != test.checksum()
+    assert first.checksum != test.checksum
+
+
+def test_celeba_follows_the_published_partition(tmp_path):
+    write_images(tmp_path / "celeba" / "img_align_celeba", 6)
+    rows = [f"{i:06d}.png {part}" for i, part in enumerate([0, 2, 0, 1, 2, 0])]
+    (tmp_path / "celeba" / "list_eval_partition.txt").write_text("\n".join(rows) + "\n")
+    red = {split: data.load("celeba", split, root=tmp_path).array[:, 0, 16, 16].tolist() for split in ("train", "test")}
+    assert red == {"train": [0, 2, 5], "test": [1, 4]}
+
+
+def test_many_images_are_decoded_once_into_a_mapped_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "CACHED_FROM", 4)
+    monkeypatch.setenv("SHORTRUN_CACHE", str(tmp_path / "cache"))
+    write_images(tmp_path / "f", 12, (40, 40))
+    (tmp_path / "f" / "000003.png").write_bytes(b"not an image")
+    first = data.load(f"folder:{tmp_path / 'f'}", size=16)
+    stored = next((tmp_path / "cache").glob("*.npy"))
+    before = stored.read_bytes()
+    monkeypatch.setattr(data, "_decode_all", None)  # a second decoding would fail
+    second = data.load(f"folder:{tmp_path / 'f'}", size=16)
+    assert torch.equal(first.array, second.array)
+    assert first.skipped == second.skipped
+    assert len(second) == 10
+    second.array.fill_(7)
+    assert stored.read_bytes() == before
+    with pytest.raises(TypeError):  # another size is another set
+        data.load(f"folder:{tmp_path / 'f'}", size=8)
+
+
+def test_a_data_set_of_the_datasets_library(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    for split, count in (("train", 5), ("test", 2)):
+        write_images(tmp_path / "set" / split, count, (40, 40))
+    name = f"hf:{tmp_path / 'set'}"
+    images = data.load(name, size=16)
+    assert images.array.shape == (5, 3, 16, 16)
+    assert sorted(images.array[:, 2, 8, 8].tolist()) == [0, 3, 6, 9, 12]
+    assert len(data.load(name, "test", size=16)) == 2
+    with pytest.raises(data.DataError, match="cannot load"):
+        data.load(f"hf:{tmp_path / 'nothing'}")
 
 
 def test_centre_crop_and_resize(tmp_path):
@@ -110,7 +151,7 @@ def test_embedded_digits_are_split_without_overlap():
     assert (len(train), len(test)) == (4500, 500)
     seen = {row.numpy().tobytes() for row in train.array}
     assert not any(row.numpy().tobytes() in seen for row in test.array)
-    assert train.checksum() == data.load("embedded").checksum()
+    assert train.checksum == data.load("embedded").checksum
 
 
 @pytest.mark.parametrize(

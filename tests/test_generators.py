@@ -5,8 +5,7 @@ import torch
 
 import shortrun as sr
 from shortrun.config import preset
-from shortrun.generators import HierarchicalFeatures, LatentCoordinates, TopDownGenerator
-from shortrun.runs import build_model
+from shortrun.generators import HierarchicalFeatures, LatentCoordinates, TopDownGenerator, build_model
 
 
 @pytest.mark.parametrize("image", [(1, 28, 28), (3, 32, 32), (3, 64, 64), (3, 48, 32)])
@@ -59,6 +58,7 @@ def test_noise_and_latent_coordinates_are_one_joint_distribution():
     z = noise.decoder.to_latents(eps)
     x = torch.rand(5, 1, 12, 12).double()
     torch.testing.assert_close(latent.log_likelihood(x, z), noise.log_likelihood(x, eps))
+    torch.testing.assert_close(latent.decoder(z), noise.decoder(eps))
     # change of variables, its Jacobian by autograd
     for i in range(5):
 

@@ -17,7 +17,9 @@ from safetensors.torch import load_file
 
 import shortrun as sr
 from shortrun.config import ModelConfig, TrainConfig, preset
+from shortrun.generators import ModelError
 from shortrun.learners import ShortRun
+from shortrun.learners.base import Batch
 from shortrun.runs import RunError, from_pretrained, list_checkpoints
 from shortrun.train import Loop, schedule, train
 
@@ -35,6 +37,10 @@ def assert_same_weights(first, second, **tolerance):
         torch.testing.assert_close(a[key], b[key], **tolerance)
 
 
+def batch_of(x, mask=None):
+    return Batch(x, mask, torch.arange(len(x)))
+
+
 def small_learner(**changes):
     torch.manual_seed(0)
     config = replace(SMOKE, tune="off", step_size=0.01, cool_down=0, steps=3, batch=4, warm_up=0, **changes)
@@ -50,7 +56,7 @@ def test_updates_are_gradient_steps_on_the_log_joint(learn_last):
     learner, config = small_learner(learn_last=learn_last)
     other, _ = small_learner(learn_last=learn_last)
     x = torch.rand(4, 1, 2, 3) * 2 - 1
-    learner.update(x, None, torch.Generator().manual_seed(3))
+    learner.update(batch_of(x), 0.0, torch.Generator().manual_seed(3))
 
     generator = torch.Generator().manual_seed(3)
     z = other.model.sample_prior(4, generator)
@@ -73,7 +79,7 @@ def test_divergent_chains_do_not_touch_the_parameters():
     learner, _ = small_learner(learn_last=2)
     before = [p.detach().clone() for p in learner.model.parameters()]
     learner.dynamics = sr.Langevin(3, 1e9)
-    update = learner.update(torch.rand(4, 1, 2, 3), None, torch.Generator().manual_seed(0))
+    update = learner.update(batch_of(torch.rand(4, 1, 2, 3)), 0.0, torch.Generator().manual_seed(0))
     assert update.divergent == 4
     for a, b in zip(learner.model.parameters(), before, strict=True):
         assert a.isfinite().all()
@@ -103,7 +109,7 @@ def test_tuning_finds_its_way_back_from_a_step_that_is_far_too_long():
     learner, _ = small_learner()
     learner.config = replace(learner.config, tune="grid")
     learner.dynamics = sr.Langevin(3, 100.0)
-    learner.tune(torch.rand(6, 1, 2, 3), None, torch.Generator().manual_seed(0))
+    learner.tune(batch_of(torch.rand(12, 1, 2, 3)), torch.Generator().manual_seed(0))
     assert learner.dynamics.step_size < 3
 
 
@@ -123,6 +129,21 @@ def test_learning_lowers_the_error(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert any(line.get("event") == "tuned" for line in lines)
     assert list((tmp_path / "run" / "pictures").glob("*.png"))
+
+
+def test_mixed_precision_keeps_latents_in_single(tmp_path):
+    seen = []
+    original = ShortRun.keep
+    ShortRun.keep = lambda self, batch, z: seen.extend(layer.dtype for layer in z)
+    try:
+        exact = train(replace(SMOKE, iterations=2), tmp_path / "single", quiet=True)
+        mixed = train(replace(SMOKE, iterations=2, mixed_precision="bf16"), tmp_path / "mixed", quiet=True)
+    finally:
+        ShortRun.keep = original
+    assert set(seen) == {torch.float32}
+    assert mixed.mse == pytest.approx(exact.mse, rel=0.05)
+    assert mixed.mse != exact.mse  # else nothing ran in bfloat16
+    assert {value.dtype for value in weights(tmp_path / "mixed").values()} == {torch.float32}
 
 
 def test_learning_from_incomplete_images(tmp_path):
@@ -207,10 +228,10 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def launch(folder, *words, launcher=()):
-    command = [sys.executable, *launcher, "-m", "shortrun.cli", "train", "--preset", "smoke", "--out", str(folder)]
+def launch(folder, *words, launcher=(), command=("train", "--preset", "smoke")):
+    line = [sys.executable, *launcher, "-m", "shortrun.cli", *command, "--out", str(folder), *words]
     with folder.with_suffix(".log").open("wb") as output:
-        return subprocess.Popen([*command, *words], env=ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT)
+        return subprocess.Popen(line, env=ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT)
 
 
 def output_of(folder):
@@ -249,17 +270,32 @@ def test_sigterm_saves_and_ends_cleanly(tmp_path):
     assert from_pretrained(tmp_path / "run").info["iterations"] > 0
 
 
+TWO_PROCESSES = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29731")
+
+
 def test_two_processes_make_the_update_of_one(tmp_path):
     """Two gloo processes with half the batch each, against one with all of it."""
     words = ["--iterations", "3", "--batch", "8"]
     alone = launch(tmp_path / "one", *words)
     assert alone.wait(timeout=120) == 0, output_of(tmp_path / "one")
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29731"]
-    both = launch(tmp_path / "two", *words, launcher=launcher)
+    both = launch(tmp_path / "two", *words, launcher=TWO_PROCESSES)
     assert both.wait(timeout=180) == 0, output_of(tmp_path / "two")
     assert_same_weights(tmp_path / "one", tmp_path / "two", rtol=1e-3, atol=2e-5)
-    first, second = (from_pretrained(tmp_path / name).dynamics.step_size for name in ("one", "two"))
-    assert first == pytest.approx(second, rel=1e-3)
+    one, two = from_pretrained(tmp_path / "one"), from_pretrained(tmp_path / "two")
+    assert (one.info["processes"], two.info["processes"]) == (1, 2)
+    assert one.dynamics.step_size == pytest.approx(two.dynamics.step_size, rel=1e-3)
+
+
+def test_two_processes_share_the_evaluation(tmp_path):
+    train(replace(SMOKE, iterations=1), tmp_path / "run", quiet=True)
+    command = ("evaluate", str(tmp_path / "run"), "--images", "300")  # two chunks, one for each process
+    for name, launcher in (("one", ()), ("two", TWO_PROCESSES)):
+        process = launch(tmp_path / name, launcher=launcher, command=command)
+        assert process.wait(timeout=180) == 0, output_of(tmp_path / name)
+    first, second = (json.loads((tmp_path / name / "evaluate.json").read_text()) for name in ("one", "two"))
+    assert first["mse"] == pytest.approx(second["mse"], rel=1e-6)
+    assert first["images"] == second["images"] == 300
+    assert output_of(tmp_path / "two").count('"mse"') == 1
 
 
 def test_schedules():
@@ -311,7 +347,7 @@ def test_a_generator_of_your_own_by_import_path(tmp_path):
     train(replace(SMOKE, model=model), tmp_path / "run", quiet=True)
     assert isinstance(from_pretrained(tmp_path / "run").model.decoder, torch.nn.Module)
     for kind, message in (("nosuch.module:X", "cannot import"), ("strange", "accepted: top-down")):
-        with pytest.raises(RunError, match=message):
+        with pytest.raises(ModelError, match=message):
             train(replace(SMOKE, model=ModelConfig(kind=kind)), tmp_path / "other", quiet=True)
 
 

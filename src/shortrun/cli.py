@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,8 +20,10 @@ from tyro.conf import Positional
 
 from shortrun import data, tasks
 from shortrun.config import Preset, TrainConfig, preset
+from shortrun.data import Split
 from shortrun.masks import make_mask
-from shortrun.runs import Pretrained, build_model, from_pretrained
+from shortrun.parallel import accelerator, processes
+from shortrun.runs import Pretrained, from_pretrained
 
 CHECKED_ERRORS = (ValueError, TypeError, OSError)
 
@@ -40,20 +45,26 @@ class _Use:
     seed: int = 0
 
     def open(self) -> tuple[Pretrained, torch.Generator]:
-        return from_pretrained(self.run), torch.Generator().manual_seed(self.seed)
+        trained = from_pretrained(self.run).to(processes().device)
+        return trained, torch.Generator().manual_seed(self.seed)
 
-    def load(self, trained: Pretrained) -> torch.Tensor:
-        name = self.data or trained.info.get("data", "embedded")
+    def data_name(self, trained: Pretrained) -> str:
+        return self.data or trained.info.get("data", "embedded")
+
+    def load(self, trained: Pretrained, split: Split = "test", count: int | None = None) -> torch.Tensor:
+        """The first images of a split."""
+        name = self.data_name(trained)
         sized = name.partition(":")[0] in ("celeba", "folder", "zip", "hf")
-        held_out = data.load(name, "test", root=self.data_root, size=trained.image[1] if sized else None)
-        if held_out.shape != trained.image:
+        images = data.load(name, split, root=self.data_root, size=trained.image[1] if sized else None)
+        if images.shape != trained.image:
             raise data.DataError(
-                f"{name} has images of shape {held_out.shape} but the model makes {trained.image} "
+                f"{name} has images of shape {images.shape} but the model makes {trained.image} "
                 "(colours, height, width)"
             )
-        if self.images < 1:
-            raise ValueError(f"images is {self.images}; expected one or more")
-        return held_out.batch(slice(0, min(self.images, len(held_out))))
+        count = self.images if count is None else count
+        if count < 1:
+            raise ValueError(f"images is {count}; expected one or more")
+        return images.batch(slice(0, min(count, len(images))))
 
     def write(self, name: str, values: dict[str, Any]) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
@@ -104,23 +115,23 @@ def _train(arguments: Train) -> None:
 
 
 def _dry_run(config: TrainConfig) -> None:
-    from accelerate import Accelerator
-
     from shortrun.learners import METHODS
+    from shortrun.learners.base import Batch
 
     images = data.load(config.data, "train", root=config.data_root, size=config.size, crop=config.crop)
     print(images.describe())
-    model = build_model(config.model, images.shape, config.sigma[0])
+    method = METHODS[config.method]
+    model = method.build(config.model, images.shape, config.sigma[0])
     count = sum(p.numel() for p in model.parameters())
-    shapes: Any = model.latent_shapes
+    shapes: Any = getattr(model, "latent_shapes", [images.shape])
     print(f"latents {[tuple(s) for s in shapes]}, {count:,} parameters ({count * 16 / 1e6:.0f} MB with Adam)")
-    learner = METHODS[config.method](model, config, Accelerator(mixed_precision=config.mixed_precision))
+    learner = method(model, config, accelerator(config.mixed_precision), images)
     generator = torch.Generator().manual_seed(0)
     x = images.batch(slice(0, config.batch))
     times = []
     for _ in range(2):
         begun = time.perf_counter()
-        learner.update(x, None, generator)
+        learner.update(Batch(x, None, torch.arange(len(x))), 0.0, generator)
         times.append(time.perf_counter() - begun)
     per = min(times)
     print(f"{per:.2f} s per iteration of {config.batch} images, K = {config.steps}, m = {config.learn_last}")
@@ -178,7 +189,7 @@ def _evaluate(arguments: Evaluate) -> None:
             "mse": float(errors.mean()),
             "standard_error": float(errors.std() / len(errors) ** 0.5),
             "images": len(x),
-            "data": arguments.data or trained.info.get("data"),
+            "data": arguments.data_name(trained),
             "steps": trained.dynamics.steps,
             "longest_step": float(torch.tensor(trained.dynamics.step_size).max()),
             "divergent": int(inferred.divergent.sum()),
@@ -263,10 +274,7 @@ def _inpaint(arguments: Inpaint) -> None:
         spread = result.fills.std(0)
         rows.append(("spread", (2 * spread / spread.max().clamp_min(1e-6) - 1)[:10]))
     save_grid(arguments.out / "inpainting.png", rows, f"mask {arguments.mask}")
-    name = arguments.data or trained.info.get("data", "embedded")
-    sized = name.partition(":")[0] in ("celeba", "folder", "zip", "hf")
-    train_set = data.load(name, "train", root=arguments.data_root, size=trained.image[1] if sized else None)
-    mean_image = train_set.batch(slice(0, 5000)).mean(0)
+    mean_image = arguments.load(trained, "train", 5000).mean(0)
     baseline = (mean_image - x).square()[~mask.expand_as(x)].mean()
     arguments.write(
         "inpaint",
@@ -431,6 +439,17 @@ COMMANDS = {
 }
 
 
+@contextlib.contextmanager
+def _one_voice(arguments: Any) -> Iterator[None]:
+    """Of several processes that share a task, only the first one writes and prints."""
+    if not isinstance(arguments, _Use) or processes().is_main_process:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        arguments.out = Path(folder)
+        yield
+
+
 def _flag(words: Sequence[str], name: str, default: str) -> str:
     """The value of ``--name`` among the words, read ahead because the defaults of others depend on it."""
     for i, word in enumerate(words):
@@ -457,7 +476,8 @@ def main(words: Sequence[str] | None = None) -> None:
         union = member if union is None else union | member
     try:
         arguments = tyro.cli(union, prog="shortrun", description=__doc__, args=words)
-        COMMANDS[type(arguments)](arguments)  # type: ignore[operator]
+        with _one_voice(arguments):
+            COMMANDS[type(arguments)](arguments)  # type: ignore[operator]
     except CHECKED_ERRORS as error:
         print(f"shortrun: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import yaml
 
 Preset = Literal["smoke", "cpu", "paper", "authors-script"]
+Method = Literal["short-run"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class TrainConfig:
     """Side of the images, for celeba, folder, zip and hf."""
     crop: int | None = None
     """Side of the centre square that is cut out before resizing."""
-    method: Literal["short-run"] = "short-run"
+    method: Method = "short-run"
     """How the generator is learned."""
     model: ModelConfig = field(default_factory=ModelConfig)
     seed: int = 0
@@ -62,8 +63,8 @@ class TrainConfig:
     """s at the start (drift s * gradient, noise sqrt(2 s))."""
     cool_down: int = 6
     """The last so many steps become shorter, evenly towards zero: less noise is left in the latents."""
-    tune: Literal["grid", "gradient", "off"] = "grid"
-    """How the step size follows the model; off keeps it fixed."""
+    tune: Literal["grid", "gradient", "guard", "off"] = "grid"
+    """How the step size follows the model; guard heeds its steepness alone, off keeps the step fixed."""
     tune_every: int = 100
     """T_s: tune the step size every so many iterations (and a few times in the beginning)."""
     tune_per: Literal["run", "step", "layer"] = "run"

@@ -1,8 +1,9 @@
 """One way to name images everywhere: ``embedded``, ``mnist``, ``svhn``, ``celeba``, ``folder:PATH``,
 ``zip:PATH``, ``npz:PATH``, ``hf:NAME``.
 
-Images are held as uint8, ``(n, colours, height, width)``, and come out as floats in [-1, 1]. Nothing is
-downloaded, except by ``hf:`` which is the datasets library's own business.
+Images are held as uint8, ``(n, colours, height, width)``, and come out as floats in [-1, 1]: 200,000 faces of
+64x64 take 2.5 GB. Sets of many image files are decoded once into a memory-mapped file, which later starts and
+other processes share. Nothing is downloaded, except by ``hf:`` which is the datasets library's own business.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +26,8 @@ from torch import Tensor
 
 Split = Literal["train", "test"]
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
+# Sets of at least so many files are decoded into the folder SHORTRUN_CACHE, by default ~/.cache/shortrun.
+CACHED_FROM = 20_000
 NAMES = "embedded, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME"
 
 
@@ -29,7 +35,8 @@ class DataError(ValueError):
     """The data cannot be found or read; the message says what was expected."""
 
 
-class Images(NamedTuple):
+@dataclass(frozen=True)
+class Images:
     """A set of images, held as uint8."""
 
     array: Tensor
@@ -39,7 +46,7 @@ class Images(NamedTuple):
     skipped: tuple[str, ...] = ()
     """Files that could not be used, each with the reason."""
 
-    def __len__(self) -> int:  # the number of images, not of fields
+    def __len__(self) -> int:
         return len(self.array)
 
     @property
@@ -50,6 +57,7 @@ class Images(NamedTuple):
         """Images in [-1, 1], float32."""
         return self.array[indices].float() / 127.5 - 1
 
+    @cached_property
     def checksum(self) -> str:
         """First 12 digits of the sha256 of the pixels: equal for two people who use the same data."""
         digest = hashlib.sha256(str(tuple(self.array.shape)).encode())
@@ -60,7 +68,7 @@ class Images(NamedTuple):
     def describe(self) -> str:
         colours, height, width = self.shape
         text = f"{self.name} ({self.split}): {len(self)} images {height}x{width}x{colours}"
-        text += f", checksum {self.checksum()}"
+        text += f", checksum {self.checksum}"
         if self.skipped:
             shown = "; ".join(self.skipped[:5])
             more = f"; and {len(self.skipped) - 5} more" if len(self.skipped) > 5 else ""
@@ -103,7 +111,7 @@ def load(
             raise DataError(
                 f"{path} does not exist; expected a {'folder' if kind == 'folder' else 'zip file'} of images"
             )
-        return _from_files(name, _open_files(path), split, size or 32, crop, _last_tenth)
+        return _from_files(name, path, split, size or 32, crop, _last_tenth)
     elif kind == "npz":
         images = _npz(Path(rest).expanduser(), name, split)
     elif kind == "hf":
@@ -180,11 +188,18 @@ def _svhn(folder: Path, split: Split) -> Images:
 
 
 def _celeba(folder: Path, split: Split, size: int, crop: int | None) -> Images:
+    """The published partition if its file is there; else the last 1,000 files by name are the test split."""
     places = [folder / "img_align_celeba", folder / "img_align_celeba.zip"]
     place = next((place for place in places if place.exists()), None)
     if place is None:
         raise DataError(f"neither {places[0]} nor {places[1].name} beside it exists")
-    return _from_files(f"celeba-{size}", _open_files(place), split, size, crop, _last_thousand, crop_share=70 / 89)
+    partition = folder / "list_eval_partition.txt"
+    members: set[str] | None = None
+    if partition.is_file():
+        wanted = "0" if split == "train" else "2"  # 1 is the validation part
+        rows = (line.split() for line in partition.read_text().splitlines() if line.strip())
+        members = {name for name, part in rows if part == wanted}
+    return _from_files(f"celeba-{size}", place, split, size, crop, _last_thousand, crop_share=70 / 89, members=members)
 
 
 def _last_thousand(count: int) -> int:
@@ -215,22 +230,29 @@ def _open_files(path: Path) -> list[tuple[str, Opener]]:
 
 def _from_files(
     name: str,
-    files: Sequence[tuple[str, Opener]],
+    path: Path,
     split: Split,
     size: int,
     crop: int | None,
     held_out: Callable[[int], int],
     crop_share: float = 1.0,
+    members: set[str] | None = None,
 ) -> Images:
-    """The last files by name are the test split; a single image is both."""
+    """The last files by name are the test split, unless ``members`` names those of this one; a single image is both."""
+    files = _open_files(path)
     if not files:
         raise DataError(f"{name} holds no images (endings {', '.join(IMAGE_ENDINGS)})")
-    if len(files) > 1:
+    if members is not None:
+        files = [(label, opener) for label, opener in files if Path(label).name in members]
+        if not files:
+            raise DataError(f"none of the images of {name} is in the {split} part of list_eval_partition.txt")
+    elif len(files) > 1:
         count = held_out(len(files))
         files = files[:-count] if split == "train" else files[-count:]
-    return _stack(
-        name, ((label, _decode(opener)) for label, opener in files), len(files), split, size, crop, crop_share
-    )
+    stat = path.stat()
+    key = [str(path.resolve()), stat.st_size, stat.st_mtime_ns, size, crop, crop_share, [label for label, _ in files]]
+    images = [(label, _decode(opener)) for label, opener in files]
+    return _stack(name, images, split, size, crop, crop_share, key)
 
 
 def _decode(opener: Opener) -> Callable[[], Any]:
@@ -244,17 +266,58 @@ def _decode(opener: Opener) -> Callable[[], Any]:
 
 def _stack(
     name: str,
-    images: Iterable[tuple[str, Callable[[], Any]]],
-    count: int,
+    images: Sequence[tuple[str, Callable[[], Any]]],
     split: Split,
     size: int,
     crop: int | None,
     crop_share: float = 1.0,
+    key: Any = None,
 ) -> Images:
+    """Decode, crop and resize all images. ``key`` identifies them, so that many are decoded only once."""
+    if key is None or len(images) < CACHED_FROM:
+        return _decode_all(name, images, split, size, crop, crop_share, torch.empty)
+    folder = Path(os.environ.get("SHORTRUN_CACHE", Path.home() / ".cache" / "shortrun"))
+    stem = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
+    pixels, facts = folder / f"{stem}.npy", folder / f"{stem}.json"
+    if not facts.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f".{stem}.{os.getpid()}.npy"
+
+        def allocate(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.from_numpy(np.lib.format.open_memmap(temporary, "w+", np.uint8, shape))
+
+        decoded = _decode_all(name, images, split, size, crop, crop_share, allocate)
+        temporary.replace(pixels)
+        facts.write_text(json.dumps({"count": len(decoded), "skipped": decoded.skipped}))
+    known = json.loads(facts.read_text())
+    # Copy on write: the file stays as it is whatever is done to the tensor.
+    array = torch.from_numpy(np.load(pixels, mmap_mode="c"))[: known["count"]]
+    return Images(array, name, split, tuple(known["skipped"]))
+
+
+def _decode_all(
+    name: str,
+    images: Sequence[tuple[str, Callable[[], Any]]],
+    split: Split,
+    size: int,
+    crop: int | None,
+    crop_share: float,
+    allocate: Callable[..., Tensor],
+) -> Images:
+    from rich.console import Console
+    from rich.progress import track
+
     array: Tensor | None = None
     skipped: list[str] = []
     used = 0
-    for label, open_image in images:
+    progress = track(
+        images,
+        f"decoding {len(images)} images",
+        console=Console(stderr=True),
+        transient=True,
+        disable=len(images) < 5000,
+    )
+    for label, open_image in progress:
         try:
             image = open_image()
             image.load()
@@ -267,7 +330,7 @@ def _stack(
             continue
         if array is None:
             grey = image.mode in ("1", "L", "LA", "I", "I;16")
-            array = torch.empty(count, 1 if grey else 3, size, size, dtype=torch.uint8)
+            array = allocate(len(images), 1 if grey else 3, size, size, dtype=torch.uint8)
         left, top = (image.width - side) // 2, (image.height - side) // 2
         image = image.convert("L" if array.shape[1] == 1 else "RGB")
         image = image.crop((left, top, left + side, top + side)).resize((size, size), resample=3)
@@ -275,7 +338,7 @@ def _stack(
         array[used] = pixels[None] if array.shape[1] == 1 else pixels.permute(2, 0, 1)
         used += 1
     if array is None:
-        raise DataError(f"none of the {count} images of {name} could be used: {'; '.join(skipped[:3])}")
+        raise DataError(f"none of the {len(images)} images of {name} could be used: {'; '.join(skipped[:3])}")
     return Images(array[:used], name, split, tuple(skipped))
 
 
@@ -305,9 +368,15 @@ def _hub(hub_name: str, name: str, split: Split, size: int, crop: int | None) ->
         import datasets
     except ImportError:
         raise DataError("data from the hub needs the datasets library: pip install shortrun[hub]") from None
-    table = datasets.load_dataset(hub_name, split=split)
+    try:
+        table = datasets.load_dataset(hub_name, split=split)
+    except Exception as error:  # the library raises many kinds
+        raise DataError(f"the datasets library cannot load {hub_name} ({split}): {error}") from None
     column = next((key for key, kind in table.features.items() if type(kind).__name__ == "Image"), None)
     if column is None:
         raise DataError(f"{hub_name} has no column of images; its columns: {', '.join(table.features)}")
-    rows = ((f"row {i}", lambda i=i: table[i][column]) for i in range(len(table)))
-    return _stack(name, rows, len(table), split, size, crop)
+    rows: list[tuple[str, Opener]] = [
+        (f"row {i}", lambda i=i: table[i][column])  # type: ignore[misc]
+        for i in range(len(table))
+    ]
+    return _stack(name, rows, split, size, crop, key=[hub_name, getattr(table, "_fingerprint", ""), size, crop])

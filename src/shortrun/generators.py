@@ -6,14 +6,17 @@ Both map a tuple of latents, top layer first, to images in (-1, 1), and are deco
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shortrun.model import Latents, RandomSource, gaussian_log_likelihood, standard_normal
+from shortrun.config import ModelConfig
+from shortrun.model import GaussianModel, Latents, RandomSource, gaussian_log_likelihood, standard_normal
 
 LOG_VARIANCE_LIMIT = 10.0
 
@@ -134,25 +137,29 @@ class TopDownGenerator(nn.Module):
         self.last_block = Block(channels) if last_block else nn.Identity()
         self.to_image = ToImage(channels, image[0], doublings)
 
-    def _descend(self, latents: Latents, noise: bool) -> tuple[Tensor, list[tuple[Tensor, Tensor]], Latents]:
-        """Image, the (mean, log-variance) of each lower layer, and the latents on the way."""
-        hidden = self.blocks[0](self.projections[0](latents[0]))
-        conditionals: list[tuple[Tensor, Tensor]] = []
-        z = [latents[0]]
-        for i, given in enumerate(latents[1:]):
-            mean = self.means[i](hidden)
-            log_variance = F.softplus(self.variances[i](hidden)).clamp(max=LOG_VARIANCE_LIMIT)
-            conditionals.append((mean, log_variance))
-            z.append(mean + torch.exp(0.5 * log_variance) * given if noise else given)
-            hidden = self.blocks[i + 1](self.projections[i + 1](z[-1])) + hidden
-        return self.to_image(self.last_block(hidden)), conditionals, tuple(z)
+    def descend(self, top: Tensor, choose: Callable[[int, Tensor, Tensor], Tensor]) -> tuple[Tensor, Latents]:
+        """Image and latents ``(z_L, ..., z_1)``, where ``choose(i, mean, log_variance)`` gives the i-th lower latent.
+
+        What it is told is the conditional prior ``p(z_l | z_{l+1}, ..., z_L)`` of that layer, i from 1.
+        """
+        hidden = self.blocks[0](self.projections[0](top))
+        z = [top]
+        for i in range(1, len(self.blocks)):
+            mean = self.means[i - 1](hidden)
+            log_variance = F.softplus(self.variances[i - 1](hidden)).clamp(max=LOG_VARIANCE_LIMIT)
+            z.append(choose(i, mean, log_variance))
+            hidden = self.blocks[i](self.projections[i](z[-1])) + hidden
+        return self.to_image(self.last_block(hidden)), tuple(z)
+
+    def _follow(self, noises: Latents) -> tuple[Tensor, Latents]:
+        return self.descend(noises[0], lambda i, mean, log_variance: mean + torch.exp(0.5 * log_variance) * noises[i])
 
     def forward(self, z: Latents) -> Tensor:
-        return self._descend(z, noise=True)[0]
+        return self._follow(z)[0]
 
     def to_latents(self, noises: Latents) -> Latents:
         """From ``(z_L, eps_{L-1}, ..., eps_1)`` to ``(z_L, ..., z_1)``."""
-        return self._descend(noises, noise=True)[2]
+        return self._follow(noises)[1]
 
 
 class LatentCoordinates(nn.Module):
@@ -171,9 +178,9 @@ class LatentCoordinates(nn.Module):
         reference = next(generator.parameters())
         self.register_buffer("sigma", torch.full((), sigma, dtype=reference.dtype, device=reference.device))
 
-    @property
-    def decoder(self) -> TopDownGenerator:
-        return self.generator
+    def decoder(self, z: Latents) -> Tensor:
+        """Image of the latents ``(z_L, ..., z_1)``."""
+        return self._descend(z)[0]
 
     def sample_prior(self, n: int, generator: RandomSource = None) -> Latents:
         noises = tuple(standard_normal((n, *s), self.sigma, generator) for s in self.latent_shapes)
@@ -181,17 +188,24 @@ class LatentCoordinates(nn.Module):
             return self.generator.to_latents(noises)
 
     def log_prior(self, z: Latents) -> Tensor:
-        _, conditionals, _ = self.generator._descend(z, noise=False)
-        return self._log_prior(z, conditionals)
-
-    def _log_prior(self, z: Latents, conditionals: list[tuple[Tensor, Tensor]]) -> Tensor:
+        _, conditionals = self._descend(z)
         total = -0.5 * z[0].square().sum(1)
         for layer, (mean, log_variance) in zip(z[1:], conditionals, strict=True):
             total = total - 0.5 * ((layer - mean).square() / log_variance.exp() + log_variance).sum(1)
         return total - 0.5 * math.log(2 * math.pi) * sum(layer.shape[1] for layer in z)
 
     def log_likelihood(self, x: Tensor, z: Latents, mask: Tensor | None = None) -> Tensor:
-        return gaussian_log_likelihood(x, self.generator._descend(z, noise=False)[0], self.sigma, mask)
+        return gaussian_log_likelihood(x, self._descend(z)[0], self.sigma, mask)
+
+    def _descend(self, z: Latents) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Image, and mean and log-variance of each lower layer given those above it."""
+        conditionals: list[tuple[Tensor, Tensor]] = []
+
+        def choose(i: int, mean: Tensor, log_variance: Tensor) -> Tensor:
+            conditionals.append((mean, log_variance))
+            return z[i]
+
+        return self.generator.descend(z[0], choose)[0], conditionals
 
 
 class HierarchicalFeatures(nn.Module):
@@ -225,3 +239,39 @@ class HierarchicalFeatures(nn.Module):
             entering = F.gelu(self.projections[i](z[i]))
             hidden = self.blocks[i](mixer(torch.cat([hidden, entering], 1)))
         return self.to_image(hidden)
+
+
+# --- from a configuration ---------------------------------------------------------------------------
+
+
+class ModelError(ValueError):
+    """The model that the configuration asks for cannot be built; the message says why."""
+
+
+def build_model(config: ModelConfig, image: tuple[int, int, int], sigma: float) -> nn.Module:
+    """The model of a configuration, for images of shape (colours, height, width)."""
+    decoder: Any
+    if config.kind == "top-down":
+        decoder = TopDownGenerator(config.latent_sizes, image, config.channels, config.base, config.head_channels)
+        if config.coordinates == "latent":
+            return LatentCoordinates(decoder, sigma)
+    elif config.kind == "hierarchical":
+        decoder = HierarchicalFeatures(config.latent_sizes, image, config.channels, config.base)
+    else:
+        decoder = _import_decoder(config.kind)
+    if config.coordinates == "latent":
+        raise ModelError(f"latent coordinates need the top-down generator, not {config.kind}")
+    return GaussianModel(decoder, decoder.latent_shapes, sigma)
+
+
+def _import_decoder(path: str) -> nn.Module:
+    module_name, _, attribute = path.partition(":")
+    if not attribute:
+        raise ModelError(f"model kind is {path!r}; accepted: top-down, hierarchical, or package.module:Class")
+    try:
+        decoder = getattr(importlib.import_module(module_name), attribute)()
+    except (ImportError, AttributeError) as error:
+        raise ModelError(f"cannot import {path}: {error}") from None
+    if not isinstance(decoder, nn.Module) or not hasattr(decoder, "latent_shapes"):
+        raise ModelError(f"{path} must be an nn.Module with the attribute latent_shapes, such as [(16,), (32,)]")
+    return decoder

@@ -5,7 +5,6 @@ Checkpoints and models are safetensors with JSON beside or inside them; nothing 
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from pathlib import Path
@@ -16,10 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from shortrun.config import ModelConfig, model_from_plain, to_plain
-from shortrun.generators import HierarchicalFeatures, LatentCoordinates, TopDownGenerator
+from shortrun.config import Method, ModelConfig, model_from_plain, to_plain
 from shortrun.langevin import Langevin
-from shortrun.model import GaussianModel
+from shortrun.learners import METHODS
 
 KEEP_CHECKPOINTS = 2
 SHIPPED = Path(__file__).parent / "pretrained"
@@ -49,39 +47,11 @@ def write_atomically(path: Path, content: bytes) -> None:
 # --- models ----------------------------------------------------------------------------------------
 
 
-def build_model(config: ModelConfig, image: tuple[int, int, int], sigma: float) -> nn.Module:
-    """The model of a configuration, for images of shape (colours, height, width)."""
-    decoder: Any
-    if config.kind == "top-down":
-        decoder = TopDownGenerator(config.latent_sizes, image, config.channels, config.base, config.head_channels)
-        if config.coordinates == "latent":
-            return LatentCoordinates(decoder, sigma)
-    elif config.kind == "hierarchical":
-        decoder = HierarchicalFeatures(config.latent_sizes, image, config.channels, config.base)
-    else:
-        decoder = _import_decoder(config.kind)
-    if config.coordinates == "latent":
-        raise RunError(f"latent coordinates need the top-down generator, not {config.kind}")
-    return GaussianModel(decoder, decoder.latent_shapes, sigma)
-
-
-def _import_decoder(path: str) -> nn.Module:
-    module_name, _, attribute = path.partition(":")
-    if not attribute:
-        raise RunError(f"model kind is {path!r}; accepted: top-down, hierarchical, or package.module:Class")
-    try:
-        decoder = getattr(importlib.import_module(module_name), attribute)()
-    except (ImportError, AttributeError) as error:
-        raise RunError(f"cannot import {path}: {error}") from None
-    if not isinstance(decoder, nn.Module) or not hasattr(decoder, "latent_shapes"):
-        raise RunError(f"{path} must be an nn.Module with the attribute latent_shapes, such as [(16,), (32,)]")
-    return decoder
-
-
 def save_pretrained(
     model: nn.Module,
     folder: str | Path,
     *,
+    method: Method,
     config: ModelConfig,
     image: tuple[int, int, int],
     dynamics: Langevin,
@@ -91,6 +61,7 @@ def save_pretrained(
     folder = Path(folder)
     tensors = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     description = {
+        "method": method,
         "model": to_plain(config),
         "image": list(image),
         "sigma": float(model.sigma),  # type: ignore[arg-type]
@@ -102,13 +73,23 @@ def save_pretrained(
 
 
 class Pretrained:
-    """A trained model with the dynamics that was tuned for it."""
+    """A trained model with its method and the dynamics that was tuned for it."""
 
     def __init__(self, model: Any, dynamics: Langevin, description: dict[str, Any]) -> None:
         self.model, self.dynamics = model, dynamics
+        self.method_name: str = description["method"]
+        self.method = METHODS[self.method_name]
         self.image: tuple[int, int, int] = tuple(description["image"])
         self.config = model_from_plain(description["model"])
         self.info: dict[str, Any] = description["info"]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def to(self, device: torch.device | str) -> Pretrained:
+        self.model = self.model.to(device)
+        return self
 
     @property
     def parameters(self) -> int:
@@ -139,7 +120,8 @@ def from_pretrained(name: str | Path) -> Pretrained:
 def _load_model(folder: Path) -> Pretrained:
     description = json.loads((folder / "config.json").read_text())
     config = model_from_plain(description["model"])
-    model = build_model(config, tuple(description["image"]), description["sigma"])
+    method = METHODS[description["method"]]
+    model: nn.Module = method.build(config, tuple(description["image"]), description["sigma"])
     try:
         model.load_state_dict(load_file(folder / "model.safetensors"))
     except (SafetensorError, OSError, RuntimeError) as error:
@@ -156,6 +138,7 @@ def save_checkpoint(
     model: nn.Module,
     optimiser: torch.optim.Optimizer,
     generators: dict[str, torch.Generator],
+    extra: dict[str, Tensor],
     state: dict[str, Any],
 ) -> Path:
     """One file with all that resuming needs; older ones beyond the last two are removed afterwards."""
@@ -163,6 +146,7 @@ def save_checkpoint(
     for index, slots in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{index}.{key}": value for key, value in slots.items()}
     tensors |= {f"generator.{key}": value.get_state() for key, value in generators.items()}
+    tensors |= {f"extra.{key}": value for key, value in extra.items()}
     plain = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
     path = folder / f"checkpoint-{iteration:08d}.safetensors"
     write_atomically(path, save(plain, {"state": json.dumps({**state, "iteration": iteration})}))
@@ -180,8 +164,8 @@ def load_checkpoint(
     model: nn.Module,
     optimiser: torch.optim.Optimizer,
     generators: dict[str, torch.Generator],
-) -> dict[str, Any]:
-    """Restore the newest checkpoint that can be read; returns its state."""
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Restore the newest checkpoint that can be read; returns its state and the extra tensors of the method."""
     for path in reversed(list_checkpoints(folder)):
         try:
             with safe_open(path, "pt") as file:
@@ -189,7 +173,7 @@ def load_checkpoint(
                 tensors: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, KeyError, TypeError):
             continue
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimiser": {}, "generator": {}}
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimiser": {}, "generator": {}, "extra": {}}
         for key, value in tensors.items():
             kind, _, rest = key.partition(".")
             parts[kind][rest] = value
@@ -201,5 +185,5 @@ def load_checkpoint(
         optimiser.load_state_dict({"state": slots, "param_groups": optimiser.state_dict()["param_groups"]})
         for key, generator in generators.items():
             generator.set_state(parts["generator"][key])
-        return state
+        return state, parts["extra"]
     raise RunError(f"{folder} has no readable checkpoint to resume from")

@@ -12,51 +12,46 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shortrun.langevin import Diagnostics, infer
 from shortrun.model import Latents
+from shortrun.parallel import in_chunks
 from shortrun.runs import Pretrained
 from shortrun.tune import TuneResult, tune_by_grid
-
-CHUNK = 250
 
 
 @torch.no_grad()
 def decode(trained: Pretrained, z: Latents) -> Tensor:
     """Images of latents, a few hundred at a time."""
-    parts = zip(*(layer.split(CHUNK) for layer in z), strict=True)
+    parts = zip(*(layer.split(250) for layer in z), strict=True)
     return torch.cat([trained.model.decoder(part) for part in parts])
 
 
 def sample(trained: Pretrained, count: int, generator: torch.Generator) -> Tensor:
-    """Images of latents drawn from the prior."""
-    return decode(trained, trained.model.sample_prior(count, generator))
+    """Images drawn from the model, shared between processes."""
+    return in_chunks(
+        count, lambda rows, g: [trained.method.sample(trained.model, rows.stop - rows.start, g)], generator
+    )[0]
 
 
-class Inferred(NamedTuple):
+class Reconstruction(NamedTuple):
     z: Latents
     images: Tensor
     divergent: Tensor
     """Which chains diverged."""
 
 
-def reconstruct(trained: Pretrained, x: Tensor, generator: torch.Generator, mask: Tensor | None = None) -> Inferred:
-    """Infer the latents of ``x`` by the model's own dynamics, and decode them."""
-    latents, divergent = [], []
-    masks = [None] * len(x.split(CHUNK)) if mask is None else mask.expand(len(x), -1, -1, -1).split(CHUNK)
-    for part, part_mask in zip(x.split(CHUNK), masks, strict=True):
-        diagnostics: Diagnostics
-        z, diagnostics = infer(
-            trained.model,
-            part,
-            trained.dynamics,
-            mask=part_mask,
-            generator=generator,
-            return_diagnostics=True,
-        )
-        latents.append(z)
-        divergent.append(diagnostics.divergent[-1])
-    z = tuple(torch.cat(layers) for layers in zip(*latents, strict=True))
-    return Inferred(z, decode(trained, z), torch.cat(divergent))
+def reconstruct(
+    trained: Pretrained, x: Tensor, generator: torch.Generator, mask: Tensor | None = None
+) -> Reconstruction:
+    """Infer the latents of ``x`` by the model's own method, and decode them; shared between processes."""
+    masks = None if mask is None else mask.expand(len(x), *mask.shape[1:])
+
+    def work(rows: slice, source: torch.Generator) -> list[Tensor]:
+        part = None if masks is None else masks[rows].to(trained.device)
+        z, divergent = trained.method.infer(trained.model, x[rows].to(trained.device), trained.dynamics, part, source)
+        return [decode(trained, z).cpu(), divergent.cpu(), *(layer.cpu() for layer in z)]
+
+    images, divergent, *z = in_chunks(len(x), work, generator)
+    return Reconstruction(tuple(z), images, divergent)
 
 
 def mse_per_image(images: Tensor, x: Tensor) -> Tensor:

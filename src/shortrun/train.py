@@ -12,19 +12,20 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shortrun import data
 from shortrun.config import TrainConfig
 from shortrun.learners import METHODS
-from shortrun.learners.short_run import TUNING_IMAGES
+from shortrun.learners.base import Batch, Update, seeded
 from shortrun.masks import make_mask
+from shortrun.parallel import accelerator
 from shortrun.pictures import save_grid
-from shortrun.runs import RunError, build_model, load_checkpoint, save_checkpoint, save_pretrained
+from shortrun.runs import RunError, load_checkpoint, save_checkpoint, save_pretrained
 
 PATIENCE = 20
+TUNING_IMAGES = 16
 MAX_RECOVERIES = 5
 
 
@@ -67,22 +68,22 @@ class Loop:
 
     def __init__(self, config: TrainConfig, folder: Path, resume: bool, say: Callable[[str], None]) -> None:
         self.config, self.folder, self.say = config, folder, say
-        self.accelerator = Accelerator(mixed_precision=config.mixed_precision)
+        self.accelerator = accelerator(config.mixed_precision)
         torch.set_flush_denormal(True)  # saturated tanh units give denormal gradients, which are slow
         options: dict[str, Any] = {"root": config.data_root, "size": config.size, "crop": config.crop}
         self.train_images = data.load(config.data, "train", **options)
         self.test_images = data.load(config.data, "test", **options)
-        self.checksum = self.train_images.checksum()  # once: it reads every pixel
         say(self.train_images.describe())
         say(self.test_images.describe())
         torch.manual_seed(config.seed)
-        model = build_model(config.model, self.train_images.shape, config.sigma[0])
+        method = METHODS[config.method]
+        model = method.build(config.model, self.train_images.shape, config.sigma[0])
         self.model: Any = model.to(device=self.accelerator.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._check_model()
-        self.learner = METHODS[config.method](self.model, config, self.accelerator)
+        self.learner = method(self.model, config, self.accelerator, self.train_images)
         self.generators = {
             name: torch.Generator().manual_seed(1000 * config.seed + i)
-            for i, name in enumerate(("order", "chains", "tuning", "masks"))
+            for i, name in enumerate(("order", "chains", "tuning", "masks", "evaluation"))
         }
         self.iteration, self.seconds, self.recoveries, self.patience = 0, 0.0, 0, 0
         self.mse = math.nan
@@ -91,8 +92,7 @@ class Loop:
             self._restore()
 
     def _check_model(self) -> None:
-        with torch.no_grad():
-            image = self.model.decoder(self.model.sample_prior(2))
+        image = METHODS[self.config.method].sample(self.model, 2, torch.Generator().manual_seed(0))
         if tuple(image.shape[1:]) != self.train_images.shape:
             raise RunError(
                 f"the generator makes images of shape {tuple(image.shape[1:])} but those of "
@@ -111,6 +111,7 @@ class Loop:
             "recoveries": self.recoveries,
             "tuning_seconds": self.tuning_seconds,
             "rate_factor": self.rate_factor,
+            "patience": self.patience,
         }
         save_checkpoint(
             self.folder / "checkpoints",
@@ -118,27 +119,31 @@ class Loop:
             self.model,
             self.learner.optimiser,
             self.generators,
+            self.learner.tensors(),
             state,
         )
         info = {
             "data": self.config.data,
-            "train_checksum": self.checksum,
+            "train_checksum": self.train_images.checksum,
             "iterations": self.iteration,
+            "updates": self.updates,
             "seconds": round(self.seconds, 1),
-            "method": self.config.method,
             "seed": self.config.seed,
+            "processes": self.accelerator.num_processes,
         }
         save_pretrained(
-            self.model, self.folder / "model", config=self.config.model, image=self.train_images.shape,
-            dynamics=self.learner.dynamics, info=info,
+            self.model, self.folder / "model", method=self.config.method, config=self.config.model,
+            image=self.train_images.shape, dynamics=self.learner.dynamics, info=info,
         )  # fmt: skip
 
     def _restore(self) -> None:
-        state = load_checkpoint(self.folder / "checkpoints", self.model, self.learner.optimiser, self.generators)
+        state, extra = load_checkpoint(self.folder / "checkpoints", self.model, self.learner.optimiser, self.generators)
         self.learner.load_state(state["learner"])
+        self.learner.load_tensors(extra)
         self.iteration, self.seconds = state["iteration"], state["seconds"]
         self.mse, self.recoveries = state["mse"], max(self.recoveries, state["recoveries"])
         self.tuning_seconds, self.rate_factor = state["tuning_seconds"], state["rate_factor"]
+        self.patience = state["patience"]
 
     def recover(self, reason: str) -> None:
         """Back to the last good checkpoint, with half the learning rate."""
@@ -182,22 +187,27 @@ class Loop:
             done.append(self.seconds / (60 * self.config.minutes))
         return max(done)
 
-    def draw(self, count: int, generator: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    @property
+    def updates(self) -> int:
+        """How often the generator was updated."""
+        return self.iteration * self.learner.updates_per_iteration
+
+    def draw(self, count: int, generator: str) -> Batch:
         indices = torch.randint(len(self.train_images), (count,), generator=self.generators[generator])
         x = self.train_images.batch(indices)
         if self.config.mask is None:
-            return x, None
+            return Batch(x, None, indices)
         height, width = x.shape[2:]
-        return x, make_mask(self.config.mask, count, height, width, self.generators["masks"])
+        return Batch(x, make_mask(self.config.mask, count, height, width, self.generators["masks"]), indices)
 
-    def advance(self) -> Any:
+    def advance(self) -> Update:
         rate, sigma = schedule(self.config, self.iteration, self.share)
         self.model.sigma.fill_(sigma)
         for group in self.learner.optimiser.param_groups:
             group["lr"] = rate * self.rate_factor
         if self.learner.tuning_is_due(self.iteration):
             begun = time.perf_counter()
-            self.learner.tune(*self.draw(TUNING_IMAGES, "tuning"), self.generators["tuning"])
+            self.learner.tune(self.draw(TUNING_IMAGES, "tuning"), self.generators["tuning"])
             self.tuning_seconds += time.perf_counter() - begun
             self.log(
                 {
@@ -206,7 +216,7 @@ class Loop:
                     **(self.learner.last_tuning or {}),
                 }
             )
-        update = self.learner.update(*self.draw(self.config.batch, "order"), self.generators["chains"])
+        update = self.learner.update(self.draw(self.config.batch, "order"), self.share, self.generators["chains"])
         self.patience = self.patience + 1 if update.divergent > self.config.batch / 2 else 0
         if not update.finite:
             self.recover("the loss is not finite")
@@ -219,11 +229,17 @@ class Loop:
     # -- evaluation -----------------------------------------------------------------------------------
 
     def evaluate(self, pictures: bool) -> float:
-        """MSE of held-out reconstructions per pixel in [-1, 1], with the dynamics of training."""
+        """MSE of held-out reconstructions per pixel in [-1, 1], by the method's own inference.
+
+        The images are shared between the processes; each has random numbers of its own.
+        """
+        self.learner.prepare(self.draw(TUNING_IMAGES, "evaluation"), self.generators["evaluation"])
         count = min(self.config.evaluate_images, len(self.test_images))
-        x = self.test_images.batch(slice(0, count)).to(self.accelerator.device)
-        generator = torch.Generator().manual_seed(self.config.seed)
-        images = self.learner.reconstruct(x, None, generator)
+        world = self.accelerator.num_processes
+        count = max(count // world, 1) * world
+        x = self.test_images.batch(torch.arange(count) % len(self.test_images)).to(self.accelerator.device)
+        sources = seeded(torch.Generator().manual_seed(self.config.seed), count)
+        images = self.accelerator.gather(self.learner.reconstruct(self.learner.own(x), self.learner.own(sources)))
         self.mse = float((images - x).square().mean())
         contrast = float(images.std(0).mean())
         if contrast < 1e-3:
@@ -234,8 +250,7 @@ class Loop:
 
     def _draw_pictures(self, x: torch.Tensor, images: torch.Tensor) -> None:
         generator = torch.Generator().manual_seed(self.config.seed)
-        with torch.no_grad():
-            samples = self.model.decoder(self.model.sample_prior(30, generator))
+        samples = self.learner.sample(self.model, 30, generator)
         folder = self.folder / "pictures"
         folder.mkdir(exist_ok=True)
         rows = [("held out", x[:10]), ("reconstruction", images[:10])]
@@ -328,7 +343,8 @@ def _run(loop: Loop, console: Console, writer: Any, interrupted: list[str]) -> N
                     "divergent": divergent,
                     "latent_std": update.latent_std,
                     "tuning_share": loop.tuning_seconds / max(loop.seconds, 1e-9),
-                    "updates_per_second": speed * config.learn_last,
+                    "updates": loop.updates,
+                    "updates_per_second": speed * loop.learner.updates_per_iteration,
                     "evaluation_seconds": time.perf_counter() - begun,
                 }
                 loop.log(values)

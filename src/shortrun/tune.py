@@ -282,15 +282,22 @@ def _geometric_mean(size: Any) -> float:
 
 
 class _Curve:
-    """Collects candidates one by one."""
+    """Collects candidates one by one; of the examples of all processes, if there are several."""
 
-    def __init__(self, guard: Guard) -> None:
-        self.guard = guard
+    def __init__(self, guard: Guard, accelerator: Any = None) -> None:
+        self.guard, self.accelerator = guard, accelerator
         self.step_sizes: list[Any] = []
         self.rows: list[tuple[float, ...]] = []
 
     def add(self, step_size: Any, details: FreeEnergy) -> bool:
         """Record a candidate; true if the guard lets it pass."""
+        if self.accelerator is not None and self.accelerator.num_processes > 1:
+            gathered = {
+                key: self.accelerator.gather(field.detach())
+                for key, field in details._asdict().items()
+                if isinstance(field, Tensor)
+            }
+            details = details._replace(**gathered)
         value = details.value.detach()
         error = value.std() / math.sqrt(len(value)) if len(value) > 1 else details.standard_error[0]
         excluded = self.guard.excludes(details)
@@ -377,6 +384,7 @@ def tune_by_grid(
     guard: Guard = Guard(),
     mask: Tensor | None = None,
     generator: RandomSource = None,
+    accelerator: Any = None,
 ) -> TuneResult:
     """The step size with the least mean free energy over the batch (paper, Eq. 20), by grid search.
 
@@ -384,6 +392,8 @@ def tune_by_grid(
         step_sizes: candidates, each in any form that :class:`Langevin` takes; by default thirteen around
             the step size of ``dynamics``.
         guard: which candidates are excluded whatever their free energy.
+        accelerator: an ``accelerate.Accelerator`` if several processes share the examples, equally many each;
+            all of them then come to the same choice.
 
     The other arguments are those of :func:`free_energy`. All candidates see the same random numbers.
 
@@ -396,7 +406,7 @@ def tune_by_grid(
         raise ValueError("step_sizes is empty; give at least one candidate")
     settings = [replace(dynamics, step_size=size) for size in candidates]  # checks them all first
     generator, rewind = _replay(generator, x)
-    curve = _Curve(guard)
+    curve = _Curve(guard, accelerator)
     for candidate in settings:
         rewind()
         details = free_energy_details(model, x, candidate, how, mask=mask, generator=generator)
@@ -421,6 +431,7 @@ def tune_by_gradient(
     guard: Guard = Guard(),
     mask: Tensor | None = None,
     generator: RandomSource = None,
+    accelerator: Any = None,
 ) -> TuneResult:
     """Minimise the mean free energy over the batch (paper, Eq. 20) by gradient descent on ``log s``.
 
@@ -448,7 +459,7 @@ def tune_by_gradient(
     start_log_s = (start.mean(means, keepdim=True) if means else start).to(x.device)
     log_s = start_log_s.clone().requires_grad_()
     optimiser = torch.optim.Adam([log_s], lr=learning_rate, betas=(0.8, 0.95))
-    curve, tail = _Curve(guard), []
+    curve, tail = _Curve(guard, accelerator), []
 
     def evaluate(size: Tensor) -> FreeEnergy:
         with torch.inference_mode(False), torch.enable_grad():
@@ -459,16 +470,17 @@ def tune_by_gradient(
         details = evaluate(log_s)
         if not curve.add(_as_plain(log_s, per), details):
             # Too long a step: go back under the limit, and forget the momentum that led here.
-            excess = min(guard.measure(details) / guard.limit, 100.0)
+            excess = min(curve.rows[-1][2] / guard.limit, 100.0)
             log_s.data -= math.log(max(1.2, 1.1 * excess))
             optimiser.state.clear()
             continue
-        (log_s.grad,) = torch.autograd.grad(mean_free_energy(details), log_s)
+        (slope,) = torch.autograd.grad(mean_free_energy(details), log_s)
+        log_s.grad = slope if accelerator is None else accelerator.reduce(slope, "mean")
         optimiser.step()
         if iteration >= iterations // 2:
             tail.append(log_s.detach().clone())
     # Each iterate saw fresh noise; their average is compared with the start on one and the same noise.
-    finalists = _Curve(guard)
+    finalists = _Curve(guard, accelerator)
     for size in [start_log_s, *([torch.stack(tail).mean(0)] if tail else [])]:
         rewind()
         finalists.add(_as_plain(size, per), evaluate(size))

@@ -1,7 +1,8 @@
 """One file per learning method, each readable beside its paper; all are driven by :mod:`shortrun.train`."""
 
+from shortrun.learners.base import Learner
 from shortrun.learners.short_run import ShortRun
 
-METHODS = {"short-run": ShortRun}
+METHODS: dict[str, type[Learner]] = {"short-run": ShortRun}
 
-__all__ = ["METHODS", "ShortRun"]
+__all__ = ["METHODS", "Learner", "ShortRun"]

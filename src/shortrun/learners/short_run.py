@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -20,7 +20,8 @@ from torch import Tensor
 
 from shortrun.config import TrainConfig
 from shortrun.entropy import top_curvature
-from shortrun.langevin import Langevin, Target, infer, is_divergent
+from shortrun.langevin import Langevin, Target, is_divergent
+from shortrun.learners.base import Batch, Learner, Update, seeded
 from shortrun.model import Latents, standard_normal
 from shortrun.tune import Guard, StepSizeError, tune_by_gradient, tune_by_grid
 
@@ -38,130 +39,99 @@ LONGEST_STEP = 0.1
 FIRST_PACE, PACE, SETTLING = (1 / 3, 1.5), (0.995, 1.05), 100
 
 
-class Update(NamedTuple):
-    """What one iteration did."""
-
-    loss: float
-    """Mean negative log joint per pixel in units of 1 / sigma^2, at the last point of the chain."""
-    divergent: int
-    """Chains that diverged; they were taken back to their start and not used."""
-    finite: bool
-    """Whether loss and gradients were finite; if not, nothing was updated."""
-    latent_std: tuple[float, ...]
-    """Standard deviation of the inferred latents, per layer; 1 if their aggregate matches the prior."""
-
-
-class ShortRun:
+class ShortRun(Learner):
     """Short run inference and the generator that it learns."""
 
-    def __init__(self, model: Any, config: TrainConfig, accelerator: Accelerator) -> None:
-        self.model, self.config, self.accelerator = model, config, accelerator
-        shape = [min(1.0, (config.steps - k) / (config.cool_down + 1)) for k in range(config.steps)]
-        self.dynamics = Langevin(
-            config.steps, [config.step_size * share for share in shape] if config.cool_down else config.step_size
-        )
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimiser = torch.optim.Adam(self.parameters, lr=config.learning_rates[0], betas=config.betas)
-        self.last_tuning: dict[str, Any] | None = None
+    def __init__(self, model: Any, config: TrainConfig, accelerator: Accelerator, images: Any = None) -> None:
+        super().__init__(model, config, accelerator, images)
+        self.updates_per_iteration = config.learn_last
+        if config.cool_down:
+            shape = [min(1.0, (config.steps - k) / (config.cool_down + 1)) for k in range(config.steps)]
+            self.dynamics = Langevin(config.steps, [config.step_size * share for share in shape])
         self.target_size = config.step_size
         """Where the guard may raise the step to: the tuned one, or the longest if longer was always better."""
         self.iterations = 0
 
     # -- one iteration --------------------------------------------------------------------------------
 
-    def _own(self, batch: Tensor) -> Tensor:
-        """The share of this process in something that all processes hold or draw in full."""
-        world, rank = self.accelerator.num_processes, self.accelerator.process_index
-        return batch if world == 1 else batch.tensor_split(world)[rank]
+    def start(self, batch: Batch, generator: torch.Generator) -> Latents:
+        """z_0 ~ p(z) for the chains of this process."""
+        return tuple(self.own(layer) for layer in self.model.sample_prior(len(batch.x), generator))
 
-    def _noise(self, shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-        return self._own(standard_normal(shape, like, generator))
+    def keep(self, batch: Batch, z: Latents) -> None:
+        """Chains are not remembered: each begins anew from the prior."""
 
-    def update(self, x: Tensor, mask: Tensor | None, generator: torch.Generator) -> Update:
+    def _log_joint(self, x: Tensor, mask: Tensor | None, z: Latents, differentiate: bool) -> tuple[Latents, Tensor]:
+        """Latents as leaves, and log p(x, z) in float32 whatever the precision of the network."""
+        leaves = tuple(layer.detach().requires_grad_(differentiate) for layer in z)
+        with self.accelerator.autocast():
+            value = self.model.log_prior(leaves) + self.model.log_likelihood(x, leaves, mask)
+        return leaves, value.float()
+
+    def update(self, batch: Batch, share: float, generator: torch.Generator) -> Update:
         """Infer the latents of ``x`` and update the generator along the way.
 
-        ``x`` is the whole batch. Each process works on its share, but all draw the noise of the whole batch
-        from generators in the same state, so the update does not depend on the number of processes.
+        Each process works on its share of the batch, but all draw the noise of the whole batch from generators
+        in the same state, so the update does not depend on the number of processes.
         """
-        count = len(x)
-        z: Latents = tuple(self._own(layer) for layer in self.model.sample_prior(count, generator))
-        x = self._own(x).to(self.accelerator.device)
-        mask = None if mask is None else self._own(mask.expand(count, *mask.shape[1:])).to(x.device)
-        start = z
-        first: Tensor | None = None
-        diverged = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        count = len(batch.x)
+        x, mask = self.own_batch(batch)
+        start = z = self.start(batch, generator)
         sizes = self.dynamics.table(len(z)).tolist()
         dimension = sum(layer[0].numel() for layer in z)
         unit = float(self.model.sigma) ** 2 / x[0].numel()
+        diverged = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        first: Tensor | None = None
         loss, finite = math.nan, True
         for k in range(self.config.steps + 1):
             learn = k > self.config.steps - self.config.learn_last
             moving = k < self.config.steps
-            leaves = tuple(layer.detach().requires_grad_(moving) for layer in z)
-            with self.accelerator.autocast():
-                log_joint = self.model.log_prior(leaves) + self.model.log_likelihood(x, leaves, mask)
-            log_joint = log_joint.float()
+            leaves, log_joint = self._log_joint(x, mask, z, moving)
             first = log_joint.detach() if first is None else first
             bad = is_divergent(log_joint.detach(), first, dimension)
-            wanted = [*(leaves if moving else ()), *(self.parameters if learn else ())]
             if bad.any():
                 # A chain that left must not touch the parameters, nor its NaNs those of others: it goes
                 # back to its start, and this point is evaluated again.
                 diverged |= bad
                 z = tuple(
-                    torch.where(bad.view(-1, *[1] * (layer.ndim - 1)), s, layer.detach())
-                    for layer, s in zip(z, start, strict=True)
+                    torch.where(bad.view(-1, *[1] * (layer.ndim - 1)), origin, layer)
+                    for layer, origin in zip(z, start, strict=True)
                 )
-                leaves = tuple(layer.requires_grad_(moving) for layer in z)
-                with self.accelerator.autocast():
-                    log_joint = self.model.log_prior(leaves) + self.model.log_likelihood(x, leaves, mask)
-                log_joint = log_joint.float()
-                wanted = [*(leaves if moving else ()), *(self.parameters if learn else ())]
-            used = torch.where(diverged, 0.0, log_joint)
-            # Chains that are not used for learning still move: their share enters with weight zero in
-            # the parameters only, so latents and parameters take one backward pass if all are well.
-            if learn and diverged.any():
-                drift = torch.autograd.grad(log_joint.sum(), leaves, retain_graph=True) if moving else ()
-                gradients = torch.autograd.grad(used.sum(), self.parameters)
-            else:
-                both = torch.autograd.grad(log_joint.sum(), wanted)
-                drift, gradients = both[: len(leaves) if moving else 0], both[len(leaves) if moving else 0 :]
+                leaves, log_joint = self._log_joint(x, mask, z, moving)
+            moved, gradients = self._gradients(log_joint, leaves if moving else (), learn, diverged)
             if learn:
-                loss, finite = self._step(used, ~diverged, gradients, unit)
+                used = torch.where(diverged, 0.0, -log_joint.detach()).sum()
+                gradients = tuple(-g for g in gradients)
+                loss, finite = self.descend(used, (~diverged).sum(), gradients, unit)
                 if not finite:
                     break
             if moving:
-                moved = []
-                for layer, direction, s in zip(z, drift, sizes[k], strict=True):
-                    eps = self._noise((count, *layer.shape[1:]), layer, generator)
-                    moved.append(layer.detach() + s * direction.float() + math.sqrt(2 * s) * eps)
-                z = tuple(moved)
+                z = tuple(
+                    layer.detach()
+                    + s * drift.float()
+                    + math.sqrt(2 * s) * self.own_noise((count, *layer.shape[1:]), layer, generator)
+                    for layer, drift, s in zip(z, moved, sizes[k], strict=True)
+                )
         total = int(self.accelerator.reduce(diverged.sum().float(), "sum"))
-        if self.config.tune != "off" and finite:
+        if finite:
+            self.keep(batch, z)
             self.iterations += 1
-            if total > 0.25 * count:
-                self._scale_steps(0.7)
-            elif self.iterations % GUARD_EVERY == 0:
-                self._follow_curvature(x, mask, z, generator)
-        spread = tuple(float(layer.detach().std()) for layer in z)
-        return Update(loss, total, finite, spread)
+            if self.config.tune != "off":
+                if total > 0.25 * count:
+                    self._scale_steps(0.7)
+                elif self.iterations % GUARD_EVERY == 0:
+                    self._follow_curvature(x, mask, z, generator)
+        return Update(loss, total, finite, tuple(float(layer.detach().std()) for layer in z))
 
-    def _step(self, log_joint: Tensor, used: Tensor, gradients: tuple[Tensor, ...], unit: float) -> tuple[float, bool]:
-        """One Adam step up the mean log joint of the used chains of all processes."""
-        parts = [g.float().flatten() for g in gradients]
-        flat = torch.cat([*parts, log_joint.detach().sum()[None], used.sum().float()[None]])
-        flat = self.accelerator.reduce(flat, "sum")
-        count = flat[-1].clamp_min(1)
-        loss = float(-flat[-2] / count) * unit
-        gradient = flat[:-2] * (-unit / count)
-        if not (math.isfinite(loss) and bool(gradient.isfinite().all())):
-            return loss, False
-        pieces = gradient.split([p.numel() for p in self.parameters])
-        for parameter, piece in zip(self.parameters, pieces, strict=True):
-            parameter.grad = piece.view_as(parameter)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
-        return loss, True
+    def _gradients(
+        self, log_joint: Tensor, leaves: Latents, learn: bool, diverged: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Of the log joint: with respect to the latents, and to the parameters without the diverged chains."""
+        if learn and diverged.any():
+            drift = torch.autograd.grad(log_joint.sum(), leaves, retain_graph=True) if leaves else ()
+            return drift, torch.autograd.grad(torch.where(diverged, 0.0, log_joint).sum(), self.parameters)
+        both = torch.autograd.grad(log_joint.sum(), [*leaves, *(self.parameters if learn else ())])
+        return both[: len(leaves)], both[len(leaves) :]
 
     # -- the step size --------------------------------------------------------------------------------
 
@@ -180,9 +150,9 @@ class ShortRun:
         count = self.config.batch
         chosen = torch.zeros(count, dtype=torch.bool)
         chosen[:: max(1, count // GUARD_IMAGES)] = True
-        own = self._own(chosen)
+        own = self.own(chosen)
         probes = standard_normal((count, sum(layer[0].numel() for layer in z)), z[0], generator)
-        rows = self._own(torch.arange(count))[own]
+        rows = self.own(torch.arange(count))[own]
         values = torch.zeros(count, device=x.device)
         if len(rows):
             seen = None if mask is None else mask[own]
@@ -197,20 +167,24 @@ class ShortRun:
             self._scale_steps(min(max(wanted / size, lowest), highest))
 
     def tuning_is_due(self, iteration: int) -> bool:
-        if self.config.tune == "off":
+        if self.config.tune not in ("grid", "gradient"):
             return False
         return iteration in EARLY_TUNING or (iteration > 0 and iteration % self.config.tune_every == 0)
 
-    def tune(self, x: Tensor, mask: Tensor | None, generator: torch.Generator) -> None:
+    def tune(self, batch: Batch, generator: torch.Generator) -> None:
         """Step (1) of a learning iteration: minimise the free energy over the step size (paper, Eq. 20).
 
         The grid is three steps around the present one; if the guard rules out all of them, the step is
         shortened until one passes. If the longest one that passes is the best, longer ones may be better
-        still: then the guard alone holds the step back until the next tuning.
+        still: then the guard alone holds the step back until the next tuning. Each process takes its share of
+        the images.
         """
-        x, mask = x[:TUNING_IMAGES], mask if mask is None else mask[:TUNING_IMAGES]
-        x = x.to(self.accelerator.device)
-        mask = None if mask is None else mask.expand(len(x), *mask.shape[1:]).to(x.device)
+        wanted = TUNING_IMAGES if self.config.tune == "grid" else TUNING_IMAGES // 3
+        world = self.accelerator.num_processes
+        count = max(wanted // world, 1) * world  # equal shares
+        mask = None if batch.mask is None else batch.mask[:count]
+        x, mask = self.own_batch(Batch(batch.x[:count], mask, batch.indices[:count]))
+        sources = self.own(seeded(generator, count))
         before = self.dynamics
         for _ in range(12):
             try:
@@ -219,13 +193,13 @@ class ShortRun:
                     result = tune_by_grid(
                         self.model, x, self.dynamics, [(table * f).tolist() for f in (1 / 1.4, 1.0, 1.4)],
                         estimator="endpoint", samples=1, probes=2, depth=6, guard=Guard(),
-                        mask=mask, generator=generator,
+                        mask=mask, generator=sources, accelerator=self.accelerator,
                     )  # fmt: skip
                 else:
                     result = tune_by_gradient(
-                        self.model, x[:4], self.dynamics, self.config.tune_per, estimator="lanczos",
-                        samples=1, probes=1, depth=6, iterations=4, mask=mask if mask is None else mask[:4],
-                        generator=generator,
+                        self.model, x, self.dynamics, self.config.tune_per, estimator="lanczos",
+                        samples=1, probes=1, depth=6, iterations=4, mask=mask,
+                        generator=sources, accelerator=self.accelerator,
                     )  # fmt: skip
                 break
             except StepSizeError:
@@ -245,21 +219,9 @@ class ShortRun:
             "ruled_out": result.ruled_out.tolist(),
         }
 
-    # -- use ------------------------------------------------------------------------------------------
-
-    def reconstruct(self, x: Tensor, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Decode the latents that the same short run dynamics infers; divergent chains give NaN."""
-        z, _ = infer(self.model, x, self.dynamics, mask=mask, generator=generator, return_diagnostics=True)
-        with torch.no_grad():
-            return self.model.decoder(z)
-
     def state(self) -> dict[str, Any]:
-        return {
-            "step_size": self.dynamics.step_size,
-            "target_size": self.target_size,
-            "iterations": self.iterations,
-        }
+        return {**super().state(), "target_size": self.target_size, "iterations": self.iterations}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.dynamics = replace(self.dynamics, step_size=state["step_size"])
+        super().load_state(state)
         self.target_size, self.iterations = state["target_size"], state["iterations"]

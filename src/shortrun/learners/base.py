@@ -1,0 +1,169 @@
+"""What the training loop asks of a method, and what methods share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from shortrun.config import ModelConfig, TrainConfig
+from shortrun.generators import build_model
+from shortrun.langevin import Langevin, infer
+from shortrun.model import Latents, RandomSource, standard_normal
+
+
+class NotPossibleError(ValueError):
+    """The method cannot do what was asked; the message says why."""
+
+
+class Batch(NamedTuple):
+    """A batch of all processes together."""
+
+    x: Tensor
+    mask: Tensor | None
+    indices: Tensor
+    """Positions in the training set, for methods that remember something about each image."""
+
+
+class Update(NamedTuple):
+    """What one iteration did."""
+
+    loss: float
+    """What was minimised, per pixel."""
+    divergent: int
+    """Chains that diverged; they were taken back to their start and not used."""
+    finite: bool
+    """Whether loss and gradients were finite; if not, nothing was updated."""
+    latent_std: tuple[float, ...]
+    """Standard deviation of the inferred latents, per layer; 1 if their aggregate matches the prior."""
+
+
+class Inferred(NamedTuple):
+    z: Latents
+    divergent: Tensor
+    """Which chains diverged, shape ``(n,)``."""
+
+
+class Learner:
+    """A method: how its model is built and used (class methods), and one run of learning it (an instance).
+
+    This class is complete for models that are inferred by short run dynamics and sampled from their prior;
+    methods that do it in another way override the class methods.
+    """
+
+    updates_per_iteration = 1
+
+    # -- the model, without training ------------------------------------------------------------------
+
+    @classmethod
+    def build(cls, config: ModelConfig, image: tuple[int, int, int], sigma: float) -> nn.Module:
+        """The network of this method for images of shape (colours, height, width)."""
+        return build_model(config, image, sigma)
+
+    @classmethod
+    def sample(cls, model: Any, count: int, generator: RandomSource = None) -> Tensor:
+        """Images of latents drawn from the prior."""
+        with torch.no_grad():
+            return model.decoder(model.sample_prior(count, generator))
+
+    @classmethod
+    def infer(
+        cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
+    ) -> Inferred:
+        """Latents of ``x`` by the method's own inference; hidden pixels have no influence."""
+        z, diagnostics = infer(model, x, dynamics, mask=mask, generator=generator, return_diagnostics=True)
+        return Inferred(z, diagnostics.divergent[-1])
+
+    # -- learning -------------------------------------------------------------------------------------
+
+    def __init__(self, model: Any, config: TrainConfig, accelerator: Accelerator, images: Any = None) -> None:
+        self.model, self.config, self.accelerator = model, config, accelerator
+        self.dynamics = Langevin(config.steps, config.step_size)
+        """What infers latents through the decoder."""
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimiser: torch.optim.Optimizer = torch.optim.Adam(
+            self.parameters, lr=config.learning_rates[0], betas=config.betas
+        )
+        self.last_tuning: dict[str, Any] | None = None
+
+    def update(self, batch: Batch, share: float, generator: torch.Generator) -> Update:
+        """Learn from a batch; ``share`` is how much of the run is over."""
+        raise NotImplementedError
+
+    def tuning_is_due(self, iteration: int) -> bool:
+        return False
+
+    def tune(self, batch: Batch, generator: torch.Generator) -> None:
+        """Choose the step size; only for methods where :meth:`tuning_is_due`."""
+
+    def prepare(self, batch: Batch, generator: torch.Generator) -> None:
+        """Called before each evaluation, with training images: fit whatever using the model needs."""
+
+    def reconstruct(self, x: Tensor, generator: RandomSource) -> Tensor:
+        """Decode what the method infers; divergent chains give NaN."""
+        z, _ = self.infer(self.model, x, self.dynamics, None, generator)
+        with torch.no_grad():
+            return self.model.decoder(z)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds besides model and optimiser."""
+        return {}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {"step_size": self.dynamics.step_size}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.dynamics = Langevin(self.dynamics.steps, state["step_size"])
+
+    # -- several processes ----------------------------------------------------------------------------
+
+    def own(self, batch: Any) -> Any:
+        """The share of this process in something that all processes hold or draw in full."""
+        world, rank = self.accelerator.num_processes, self.accelerator.process_index
+        if world == 1:
+            return batch
+        if isinstance(batch, Tensor):
+            return batch.tensor_split(world)[rank]
+        return [batch[i] for i in torch.arange(len(batch)).tensor_split(world)[rank].tolist()]
+
+    def own_batch(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Images and mask of this process, on its device."""
+        x = self.own(batch.x).to(self.accelerator.device)
+        if batch.mask is None:
+            return x, None
+        return x, self.own(batch.mask.expand(len(batch.x), *batch.mask.shape[1:])).to(x.device)
+
+    def own_noise(self, shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
+        """N(0, 1) noise for the whole batch, drawn alike by all processes, of which each takes its share."""
+        return self.own(standard_normal(shape, like, generator))
+
+    def descend(self, loss: Tensor, count: Tensor, gradients: tuple[Tensor, ...], unit: float) -> tuple[float, bool]:
+        """One step of the optimiser down ``unit * loss / count``, both summed over the processes.
+
+        ``gradients`` are those of ``loss``. Returns the loss, and whether all was finite; if not, nothing changes.
+        """
+        parts = [g.float().flatten() for g in gradients]
+        flat = torch.cat([*parts, loss.detach().float()[None], count.float()[None]])
+        flat = self.accelerator.reduce(flat, "sum")
+        scale = unit / flat[-1].clamp_min(1)
+        value, gradient = float(flat[-2] * scale), flat[:-2] * scale
+        if not (math.isfinite(value) and bool(gradient.isfinite().all())):
+            return value, False
+        pieces = gradient.split([p.numel() for p in self.parameters])
+        for parameter, piece in zip(self.parameters, pieces, strict=True):
+            parameter.grad = piece.view_as(parameter)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        return value, True
+
+
+def seeded(generator: torch.Generator, count: int) -> list[torch.Generator]:
+    """One generator per example, so that results do not depend on how examples are shared out."""
+    seeds = torch.randint(2**62, (count,), generator=generator).tolist()
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
