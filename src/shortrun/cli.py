@@ -12,14 +12,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import torch
 import tyro
 from tyro.conf import Positional
 
 from shortrun import data, tasks
-from shortrun.config import Preset, TrainConfig, preset
+from shortrun.config import Method, Preset, TrainConfig, preset
 from shortrun.data import Split
 from shortrun.masks import make_mask
 from shortrun.parallel import accelerator, processes
@@ -467,10 +467,10 @@ def main(words: Sequence[str] | None = None) -> None:
         kwargs: dict[str, Any] = {"name": command.__name__.lower()}
         if command is Train and words[:1] == ["train"]:
             name, chosen = _flag(words, "--data", "embedded"), _flag(words, "--preset", "cpu")
-            try:
-                config = preset(chosen, name)  # type: ignore[arg-type]
-            except ValueError:
-                config = TrainConfig(data=name)  # tyro reports the preset that does not exist
+            method = _flag(words, "--method", "short-run")
+            config = TrainConfig(data=name)
+            if chosen in get_args(Preset) and method in get_args(Method):  # else tyro says what is accepted
+                config = preset(chosen, name, method)  # type: ignore[arg-type]
             kwargs["default"] = Train(tyro.MISSING, config=config)
         member = Annotated[command, tyro.conf.subcommand(**kwargs)]  # type: ignore[valid-type]
         union = member if union is None else union | member

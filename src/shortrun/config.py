@@ -12,7 +12,8 @@ from typing import Any, Literal
 import yaml
 
 Preset = Literal["smoke", "cpu", "paper", "authors-script"]
-Method = Literal["short-run"]
+Method = Literal["short-run", "abp", "glo", "vae", "vae-iaf", "ladder-vae", "glow"]
+ONE_LAYER = ("abp", "glo", "vae", "vae-iaf")
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,20 @@ class ModelConfig:
     """Width of the heads for mean and variance; by default that of the maps."""
     coordinates: Literal["noise", "latent"] = "noise"
     """Whether the dynamics runs on the noises (the authors' script) or on the latents themselves."""
+    encoder_channels: int = 16
+    """vae, vae-iaf, ladder-vae: maps of the encoder before its first halving; they double with each."""
+    flows: int = 2
+    """vae-iaf: autoregressive transformations."""
+    flow_width: int = 128
+    """vae-iaf: size of the context, half of that of the hidden layers."""
+    levels: int = 3
+    """glow: how often the image is squeezed."""
+    depth: int = 16
+    """glow: steps per level."""
+    width: int = 512
+    """glow: maps inside a coupling."""
+    additive: bool = True
+    """glow: additive instead of affine coupling."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +98,10 @@ class TrainConfig:
     """Observation noise at the start and after annealing."""
     anneal: float = 0.7
     """Share of the run over which sigma is annealed."""
+    kl_warm_up: float = 0.0
+    """vae, vae-iaf, ladder-vae: share of the run over which the weight of the KL term rises from 0 to 1."""
+    code_rate: float = 1.0
+    """glo: learning rate of the codes; it follows the schedule of the generator's."""
     mask: str | None = None
     """Hide part of every training image: a mask such as lower-half, random:0.3, blocks:6:3, box:8,8,12,12."""
     evaluate_every: float = 20.0
@@ -144,32 +163,61 @@ def model_from_plain(values: dict[str, Any]) -> ModelConfig:
     return ModelConfig(**{**values, "latent_sizes": tuple(values["latent_sizes"])})
 
 
-def preset(name: Preset, data: str) -> TrainConfig:
-    """The settings of a preset for a data set.
+def preset(name: Preset, data: str, method: Method = "short-run") -> TrainConfig:
+    """The settings of a preset for a data set and a method.
 
     >>> preset("paper", "svhn").model.latent_sizes
     (64, 64, 64, 96, 128)
+    >>> preset("paper", "svhn", "glo").model.latent_sizes
+    (128,)
     """
-    kind = data.partition(":")[0]
-    grey = kind in ("embedded", "mnist")
+    if name not in ("smoke", "cpu", "paper", "authors-script"):
+        raise ValueError(f"preset is {name!r}; accepted: smoke, cpu, paper, authors-script")
+    grey = data.partition(":")[0] in ("embedded", "mnist")
     if name == "smoke":
-        model = ModelConfig(latent_sizes=(4, 8), channels=8, base=7 if grey else 8)
-        return TrainConfig(
+        model = ModelConfig(
+            latent_sizes=(4, 8), channels=8, base=7 if grey else 8, encoder_channels=4, flow_width=8, levels=2, depth=2,
+            width=8,
+        )  # fmt: skip
+        config = TrainConfig(
             data=data, model=model, iterations=6, minutes=None, batch=8, steps=5, cool_down=1, learn_last=3, warm_up=2,
             tune_every=3, evaluate_every=3, evaluate_images=8, checkpoint_every=3,
         )  # fmt: skip
-    if name == "cpu":
-        model = ModelConfig(latent_sizes=(32, 64, 128), channels=16 if grey else 24, base=7 if grey else 8)
-        return TrainConfig(data=data, model=model, minutes=10.0)
-    model = ModelConfig(latent_sizes=(64, 64, 64, 96, 128), channels=64, head_channels=96)
-    published = TrainConfig(
-        data=data, model=model, iterations=300_000, minutes=None, batch=100, steps=25, step_size=0.00125,
-        cool_down=0, learn_last=1, learning_rates=(1e-4, 5e-5, 1e-5), decay=False, warm_up=0,
-        betas=(0.9, 0.999), sigma=(0.3, 0.15), tune_every=1000, evaluate_every=1000, evaluate_images=1000,
-        checkpoint_every=1000,
-    )  # fmt: skip
-    if name == "paper":
-        return published
+    elif name == "cpu":
+        model = ModelConfig(
+            latent_sizes=(32, 64, 128), channels=16 if grey else 24, base=7 if grey else 8, depth=4, width=48
+        )
+        config = TrainConfig(data=data, model=model, minutes=10.0)
+    else:
+        model = ModelConfig(latent_sizes=(64, 64, 64, 96, 128), channels=64, head_channels=96, encoder_channels=64)
+        config = TrainConfig(
+            data=data, model=model, iterations=300_000, minutes=None, batch=100, steps=25, step_size=0.00125,
+            cool_down=0, learn_last=1, learning_rates=(1e-4, 5e-5, 1e-5), decay=False, warm_up=0,
+            betas=(0.9, 0.999), sigma=(0.3, 0.15), tune_every=1000, evaluate_every=1000, evaluate_images=1000,
+            checkpoint_every=1000,
+        )  # fmt: skip
+        if name == "authors-script":
+            config = replace(config, learning_rates=(8e-5,), betas=(0.5, 0.999), tune="off")
+    return config if method == "short-run" else _baseline(config, name, method)
+
+
+def _baseline(config: TrainConfig, name: Preset, method: Method) -> TrainConfig:
+    """What the methods of comparison change: data, generator, budget and observation noise stay."""
     if name == "authors-script":
-        return replace(published, learning_rates=(8e-5,), betas=(0.5, 0.999), tune="off")
-    raise ValueError(f"preset is {name!r}; accepted: smoke, cpu, paper, authors-script")
+        raise ValueError(f"the authors' script has no {method}; use the preset paper")
+    config = replace(config, method=method, cool_down=0, learn_last=1, tune="off")
+    if method in ONE_LAYER:
+        size = 8 if name == "smoke" else 128
+        config = replace(config, model=replace(config.model, latent_sizes=(size,)))
+    if method == "abp":  # 40 steps of delta = 0.3, sigma = 0.3 in the paper's appendix
+        if name == "paper":
+            return replace(config, steps=40, step_size=0.045, sigma=(0.3, 0.3))
+        return replace(config, steps=5 if name == "smoke" else 20, step_size=0.045, tune="guard")
+    if name == "cpu":
+        rates = {"glo": 2e-3, "glow": 2e-3}
+        config = replace(config, batch=64, learning_rates=(rates.get(method, 1e-3),), step_size=0.01)
+    if method == "ladder-vae":
+        return replace(config, kl_warm_up=0.1)
+    if method == "glow":
+        return replace(config, betas=(0.9, 0.999))
+    return config

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from shortrun import data
 from shortrun.config import TrainConfig
 from shortrun.learners import METHODS
-from shortrun.learners.base import Batch, Update, seeded
+from shortrun.learners.base import Batch, NotPossibleError, Update, seeded
 from shortrun.masks import make_mask
 from shortrun.parallel import accelerator
 from shortrun.pictures import save_grid
@@ -239,23 +239,26 @@ class Loop:
         count = max(count // world, 1) * world
         x = self.test_images.batch(torch.arange(count) % len(self.test_images)).to(self.accelerator.device)
         sources = seeded(torch.Generator().manual_seed(self.config.seed), count)
-        images = self.accelerator.gather(self.learner.reconstruct(self.learner.own(x), self.learner.own(sources)))
-        self.mse = float((images - x).square().mean())
-        contrast = float(images.std(0).mean())
-        if contrast < 1e-3:
-            self.recover("the generator collapsed: all reconstructions are the same image")
+        try:
+            images = self.accelerator.gather(self.learner.reconstruct(self.learner.own(x), self.learner.own(sources)))
+        except NotPossibleError:
+            images = None
+        else:
+            self.mse = float((images - x).square().mean())
+            if float(images.std(0).mean()) < 1e-3 and float(images.abs().mean()) > 0.99:
+                self.recover("the generator collapsed: all reconstructions are the same saturated image")
         if pictures and self.accelerator.is_main_process:
             self._draw_pictures(x, images)
         return self.mse
 
-    def _draw_pictures(self, x: torch.Tensor, images: torch.Tensor) -> None:
+    def _draw_pictures(self, x: torch.Tensor, images: torch.Tensor | None) -> None:
         generator = torch.Generator().manual_seed(self.config.seed)
         samples = self.learner.sample(self.model, 30, generator)
         folder = self.folder / "pictures"
         folder.mkdir(exist_ok=True)
-        rows = [("held out", x[:10]), ("reconstruction", images[:10])]
+        rows = [] if images is None else [("held out", x[:10]), ("reconstruction", images[:10])]
         rows += [("sample" if i == 0 else "", samples[10 * i : 10 * i + 10]) for i in range(3)]
-        title = f"iteration {self.iteration}, held-out MSE {self.mse:.4f}"
+        title = f"iteration {self.iteration}" + ("" if images is None else f", held-out MSE {self.mse:.4f}")
         save_grid(folder / f"{self.iteration:08d}.png", rows, title)
 
 

@@ -1,0 +1,126 @@
+r"""Glow (Kingma & Dhariwal, "Generative Flow with Invertible 1x1 Convolutions", 2018), on normflows.
+
+An invertible map from images to noise: ``log p(x) = log N(f(x)) + log|det df/dx|`` is exact, with uniform noise added
+to the 8-bit images (dequantisation). ``levels`` times: squeeze 2x2 into colours, ``depth`` steps of (actnorm,
+invertible 1x1 convolution, coupling), and half of the maps leave as latents. There is nothing to infer or to reconstruct.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import normflows as nf
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from shortrun.config import ModelConfig, TrainConfig
+from shortrun.langevin import Langevin
+from shortrun.learners.base import Batch, Inferred, Learner, NotPossibleError, Update
+from shortrun.model import RandomSource, standard_normal
+
+INITIAL_IMAGES = 256
+
+
+class GlowFlow(nn.Module):
+    """The flow. Images whose sides do not divide by ``2^levels`` are framed in black, and samples cut to size."""
+
+    sigma: Tensor
+
+    def __init__(self, image: tuple[int, int, int], levels: int, depth: int, width: int, additive: bool) -> None:
+        super().__init__()
+        self.image = image
+        colours, height, width_of_image = image
+        unit = 2**levels
+        self.frame = (-height % unit, -width_of_image % unit)
+        shape = (colours, height + self.frame[0], width_of_image + self.frame[1])
+        bases, flows, merges = [], [], []
+        for level in range(levels):  # the last one in this list sees the image first
+            maps = colours * 2 ** (levels + 1 - level)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # normflows calls torch.lu, which is being renamed
+                blocks: list[nn.Module] = [nf.flows.GlowBlock(maps, width, scale=not additive) for _ in range(depth)]
+            flows.append([*blocks, nf.flows.Squeeze()])
+            side = 2 ** (levels - level)
+            if level > 0:
+                merges.append(nf.flows.Merge())
+                maps //= 2
+            bases.append(nf.distributions.DiagGaussian((maps, shape[1] // side, shape[2] // side)))
+        self.flow = nf.MultiscaleFlow(bases, flows, merges, class_cond=False)
+        self.latent_shapes = tuple(tuple(base.shape) for base in bases)
+        self.set_initialised(True)
+        self.register_buffer("sigma", torch.ones(()))  # no observation noise; kept for a common interface
+
+    def set_initialised(self, done: bool) -> None:
+        """Whether activation normalisation has its scales; if not, the next batch of images sets them."""
+        for module in self.flow.modules():
+            if isinstance(module, nf.flows.ActNorm):
+                module.data_dep_init_done = torch.tensor(float(done))
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """``log p(x)`` in nats for images in [-1, 1], shape ``(n,)``."""
+        return self.flow.log_prob(F.pad(x, (0, self.frame[1], 0, self.frame[0]), value=-1.0), None)
+
+    def decode(self, noise: tuple[Tensor, ...]) -> Tensor:
+        """Images of standard normal noise, one tensor per level."""
+        z = [base.loc + torch.exp(base.log_scale) * n for base, n in zip(self.flow.q0, noise, strict=True)]
+        images, _ = self.flow.forward_and_log_det(z)
+        return images[:, :, : self.image[1], : self.image[2]]
+
+
+class Glow(Learner):
+    @classmethod
+    def build(cls, config: ModelConfig, image: tuple[int, int, int], sigma: float) -> nn.Module:
+        return GlowFlow(image, config.levels, config.depth, config.width, config.additive)
+
+    @classmethod
+    def sample(cls, model: Any, count: int, generator: RandomSource = None) -> Tensor:
+        noise = tuple(standard_normal((count, *shape), model.sigma, generator) for shape in model.latent_shapes)
+        with torch.no_grad():
+            return model.decode(noise).clamp(-1, 1)
+
+    @classmethod
+    def infer(
+        cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
+    ) -> Inferred:
+        raise NotPossibleError(
+            "glow maps images to noise and back without loss: its reconstructions are the images themselves and "
+            "measure nothing, and it has no latents to infer from part of an image"
+        )
+
+    def __init__(self, model: Any, config: TrainConfig, accelerator: Accelerator, images: Any = None) -> None:
+        super().__init__(model, config, accelerator, images)
+        self.optimiser = torch.optim.Adamax(self.parameters, lr=config.learning_rates[0], betas=config.betas)
+        generator = torch.Generator().manual_seed(config.seed)
+        chosen = torch.randperm(len(images), generator=generator)[:INITIAL_IMAGES]
+        model.set_initialised(False)
+        with torch.no_grad():
+            model.log_density(self._dequantised(images.batch(chosen), generator).to(accelerator.device))
+
+    @staticmethod
+    def _dequantised(x: Tensor, generator: torch.Generator) -> Tensor:
+        """The 8-bit grey levels are 2/255 apart; uniform noise fills the gap."""
+        return x + (torch.rand(x.shape, generator=generator) - 0.5).to(x) * (2 / 255)
+
+    def update(self, batch: Batch, share: float, generator: torch.Generator) -> Update:
+        """One step up the exact log-likelihood."""
+        if batch.mask is not None:
+            raise NotPossibleError("glow learns from whole images only; leave out the mask")
+        x = self.own(self._dequantised(batch.x, generator)).to(self.accelerator.device)
+        with self.accelerator.autocast():
+            loss = -self.model.log_density(x)
+        loss = loss.float().sum()
+        gradients = torch.autograd.grad(loss, self.parameters)
+        unit = 1 / x[0].numel()
+        value, finite = self.descend(loss, torch.tensor(len(x), device=x.device), gradients, unit)
+        return Update(value, 0, finite, ())
+
+
+def bits_per_dimension(model: GlowFlow, x: Tensor, generator: torch.Generator) -> Tensor:
+    """Of 8-bit images given in [-1, 1], shape ``(n,)``: nats of the density, plus the width of a grey level."""
+    with torch.no_grad():
+        nats = -model.log_density(Glow._dequantised(x, generator)) / x[0].numel()
+    return (nats - math.log(2 / 255)) / math.log(2)

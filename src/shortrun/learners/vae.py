@@ -1,0 +1,159 @@
+r"""Variational autoencoder (Kingma & Welling, "Auto-Encoding Variational Bayes", 2014).
+
+.. math:: \log p(x) \ge E_{q(z|x)}[\log p(x \mid z)] - KL(q(z \mid x) \,\|\, p(z)),
+          \qquad q(z \mid x) = N(\mu(x), \mathrm{diag}\, \sigma^2(x)) .
+
+The decoder is the generator that short run inference learns; the encoder is what it does without.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shortrun.config import ModelConfig
+from shortrun.generators import ModelError, build_model
+from shortrun.langevin import Langevin
+from shortrun.learners.base import Batch, Inferred, Learner, Update
+from shortrun.model import GaussianModel, Latents, RandomSource
+from shortrun.tune import StepSizeError, tune_by_grid
+
+FILLING_ROUNDS = 25
+
+
+class Encoded(NamedTuple):
+    """A draw from the approximate posterior; fields but the first have shape ``(n,)``."""
+
+    z: Latents
+    log_q: Tensor
+    """``log q(z | x)``."""
+    kl: Tensor
+    """``KL(q || p(z))``: in closed form where there is one, else its estimate ``log q(z | x) - log p(z)``."""
+
+
+class Trunk(nn.Module):
+    """Convolutions with stride two from the image down to maps of at most 8x8 (``GELU`` in between)."""
+
+    def __init__(self, image: tuple[int, int, int], channels: int) -> None:
+        super().__init__()
+        colours, height, width = image
+        self.layers = nn.ModuleList([nn.Conv2d(colours, channels, 5, padding=2)])
+        while min(height, width) > 8:
+            self.layers.append(nn.Conv2d(channels, 2 * channels, 4, stride=2, padding=1))
+            height, width, channels = height // 2, width // 2, 2 * channels
+        self.shape = (channels, height, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.gelu(layer(x))
+        return x
+
+
+def gaussian_log_density(z: Tensor, mean: Tensor, log_sd: Tensor) -> Tensor:
+    """``log N(z; mean, exp(log_sd)^2)``, shape ``(n,)``."""
+    standard = (z - mean) * torch.exp(-log_sd)
+    return -(0.5 * standard.square() + log_sd + 0.5 * math.log(2 * math.pi)).sum(1)
+
+
+def gaussian_kl(mean: Tensor, log_sd: Tensor) -> Tensor:
+    """``KL(N(mean, exp(log_sd)^2) || N(0, I))``, shape ``(n,)``."""
+    return 0.5 * (mean.square() + torch.exp(2 * log_sd) - 1 - 2 * log_sd).sum(1)
+
+
+class Autoencoder(GaussianModel):
+    """A latent-variable model with an encoder: still a model that short run dynamics can infer."""
+
+    def encode(self, x: Tensor, eps: Latents) -> Encoded:
+        """A posterior draw from standard normal noise ``eps``, shaped as the latents; zeros give its centre."""
+        raise NotImplementedError
+
+
+class GaussianAutoencoder(Autoencoder):
+    """One layer of latents, diagonal Gaussian posterior."""
+
+    def __init__(self, decoder: Any, image: tuple[int, int, int], channels: int, sigma: float) -> None:
+        super().__init__(decoder, decoder.latent_shapes, sigma)
+        self.trunk = Trunk(image, channels)
+        self.head = nn.Linear(math.prod(self.trunk.shape), 2 * math.prod(self.latent_shapes[0]))
+
+    def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation."""
+        mean, log_sd = self.head(self.trunk(x).flatten(1)).chunk(2, 1)
+        return mean, log_sd.clamp(-8, 4)
+
+    def encode(self, x: Tensor, eps: Latents) -> Encoded:
+        mean, log_sd = self.posterior(x)
+        z = mean + torch.exp(log_sd) * eps[0].flatten(1)
+        return Encoded((z.view_as(eps[0]),), gaussian_log_density(z, mean, log_sd), gaussian_kl(mean, log_sd))
+
+
+class VAE(Learner):
+    """Learning with an encoder; :class:`Autoencoder` says what a method has to provide."""
+
+    @classmethod
+    def build(cls, config: ModelConfig, image: tuple[int, int, int], sigma: float) -> nn.Module:
+        decoder = one_layer_decoder(config, image, sigma, "vae")
+        return GaussianAutoencoder(decoder, image, config.encoder_channels, sigma)
+
+    @classmethod
+    def infer(
+        cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
+    ) -> Inferred:
+        """The centre of q(z | x).
+
+        Hidden pixels are filled by the model itself: encode, decode, fill, and again (Rezende et al. 2014,
+        appendix F), because the encoder has seen only whole images.
+        """
+        with torch.no_grad():
+            if mask is not None:
+                seen = mask.expand_as(x)
+                x = torch.where(seen, x, torch.zeros((), dtype=x.dtype, device=x.device))
+                for _ in range(FILLING_ROUNDS):
+                    z = model.encode(x, model.sample_prior(len(x), generator)).z
+                    x = torch.where(seen, x, model.decoder(z))
+            centre = tuple(x.new_zeros(len(x), *shape) for shape in model.latent_shapes)
+            z = model.encode(x, centre).z
+        return Inferred(z, torch.zeros(len(x), dtype=torch.bool, device=x.device))
+
+    def update(self, batch: Batch, share: float, generator: torch.Generator) -> Update:
+        """One step up the ELBO, with the weight of the KL term rising from 0 to 1 during the warm-up."""
+        x, mask = self.own_batch(batch)
+        eps = tuple(self.own(layer) for layer in self.model.sample_prior(len(batch.x), generator))
+        weight = min(1.0, share / self.config.kl_warm_up) if self.config.kl_warm_up else 1.0
+        visible = x if mask is None else torch.where(mask.expand_as(x), x, 0.0)
+        with self.accelerator.autocast():
+            encoded = self.model.encode(visible, eps)
+            loss = weight * encoded.kl - self.model.log_likelihood(x, encoded.z, mask)
+        loss = loss.float().sum()
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        full = tuple(torch.zeros_like(p) if g is None else g for g, p in zip(gradients, self.parameters, strict=True))
+        unit = float(self.model.sigma) ** 2 / x[0].numel()
+        value, finite = self.descend(loss, torch.tensor(len(x), device=x.device), full, unit)
+        return Update(value, 0, finite, tuple(float(layer.detach().std()) for layer in encoded.z))
+
+    def prepare(self, batch: Batch, generator: torch.Generator) -> None:
+        """Tune the step size of short run dynamics on the decoder, for tasks that use it instead of the encoder."""
+        x = batch.x.to(self.accelerator.device)
+        grid = [self.config.step_size * 2.0**j for j in range(-4, 4)]
+        try:
+            result = tune_by_grid(
+                self.model, x, self.dynamics, grid, estimator="endpoint", samples=1, probes=2, depth=6,
+                generator=generator,
+            )  # fmt: skip
+            self.dynamics = result.dynamics
+        except StepSizeError:
+            self.dynamics = Langevin(self.config.steps, min(grid))
+
+
+def one_layer_decoder(config: ModelConfig, image: tuple[int, int, int], sigma: float, method: str) -> Any:
+    model: Any = build_model(config, image, sigma)
+    if len(model.latent_shapes) != 1 or config.coordinates != "noise":
+        raise ModelError(
+            f"{method} has one layer of latents, but the sizes {config.latent_sizes} were given; "
+            "choose one size, or the method ladder-vae"
+        )
+    return model.decoder
