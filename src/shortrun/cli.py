@@ -12,15 +12,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 import tyro
 from tyro.conf import Positional
 
 from shortrun import data, tasks
-from shortrun.config import Method, Preset, TrainConfig, preset
-from shortrun.data import Split
+from shortrun.config import Method, Preset, Terms, TrainConfig, preset
+from shortrun.data import Images, Split
 from shortrun.masks import make_mask
 from shortrun.parallel import accelerator, processes
 from shortrun.runs import Pretrained, from_pretrained
@@ -51,8 +51,7 @@ class _Use:
     def data_name(self, trained: Pretrained) -> str:
         return self.data or trained.info.get("data", "embedded")
 
-    def load(self, trained: Pretrained, split: Split = "test", count: int | None = None) -> torch.Tensor:
-        """The first images of a split."""
+    def load_set(self, trained: Pretrained, split: Split) -> Images:
         name = self.data_name(trained)
         sized = name.partition(":")[0] in ("celeba", "folder", "zip", "hf")
         images = data.load(name, split, root=self.data_root, size=trained.image[1] if sized else None)
@@ -61,6 +60,11 @@ class _Use:
                 f"{name} has images of shape {images.shape} but the model makes {trained.image} "
                 "(colours, height, width)"
             )
+        return images
+
+    def load(self, trained: Pretrained, split: Split = "test", count: int | None = None) -> torch.Tensor:
+        """The first images of a split."""
+        images = self.load_set(trained, split)
         count = self.images if count is None else count
         if count < 1:
             raise ValueError(f"images is {count}; expected one or more")
@@ -142,6 +146,74 @@ def _dry_run(config: TrainConfig) -> None:
 
 
 @dataclass
+class Compare:
+    """Train several methods on equal terms, and print and plot one table.
+
+    All of them, two minutes each: shortrun compare --data embedded --minutes 2 --out runs/compare
+
+    Two with equal updates: shortrun compare --methods short-run ladder-vae --data svhn --updates 5000 --out runs/two
+    """
+
+    out: Path
+    """Folder for the runs and the table; a comparison that was stopped is continued."""
+    methods: tuple[Method, ...] = get_args(Method)
+    """Which methods."""
+    terms: Annotated[Terms, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Terms)
+
+
+def _compare(arguments: Compare) -> None:
+    from shortrun.compare import compare, markdown
+
+    terms = arguments.terms
+    if terms.minutes is not None and terms.updates is not None:
+        raise ValueError("both minutes and updates are set; equal terms are either equal time or equal updates")
+    if terms.minutes is None and terms.updates is None:
+        terms = dataclasses.replace(terms, minutes=2.0)
+    print(markdown(compare(arguments.methods, terms, arguments.out)))
+
+
+@dataclass
+class Fid(_Use):
+    """FID and KID of samples.
+
+    Example: shortrun fid mnist-small --data mnist --samples 2000 --out results
+
+    As the authors' script does, 40,000 samples against all training images: shortrun fid RUN --protocol paper --out DIR
+    """
+
+    samples: int = 2000
+    """How many samples, and how many reference images (at most all there are)."""
+    protocol: Literal["n", "paper"] = "n"
+    """paper: 40,000 samples against all training images."""
+    reference: Split = "train"
+    """Which images the samples are held against."""
+
+
+def _fid(arguments: Fid) -> None:
+    from shortrun import metrics
+
+    trained, generator = arguments.open()
+    network = metrics.inception(device=trained.device)
+    paper = arguments.protocol == "paper"
+    samples = metrics.PAPER_SAMPLES if paper else arguments.samples
+    if samples < 2:
+        raise ValueError(f"samples is {samples}; expected two or more")
+    known = arguments.load_set(trained, "train" if paper else arguments.reference)
+    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))
+    reference = known.array if paper else known.array[order[:samples]]
+    begun = time.perf_counter()
+    values = tasks.score(trained, reference, samples, generator, network)
+    facts = {
+        "reference": f"{known.name} ({known.split})",
+        "reference_checksum": known.checksum,
+        "protocol": arguments.protocol,
+        "seed": arguments.seed,
+        "seconds": round(time.perf_counter() - begun, 1),
+    }
+    arguments.write("fid", values | facts)
+
+
+@dataclass
 class Resume:
     """Continue an interrupted run to the bit.
 
@@ -174,18 +246,29 @@ class Evaluate(_Use):
     """
 
     images: int = 10_000
+    likelihood_images: int = 0
+    """Also estimate log p(x) of so many images: the method's lower bound, and annealed importance sampling."""
+    stages: int = 200
+    """Stages of annealed importance sampling."""
+    by: tasks.By = "method"
+    """The method's own inference (an encoder, where there is one), or short run dynamics on the decoder."""
 
 
 def _evaluate(arguments: Evaluate) -> None:
     trained, generator = arguments.open()
     x = arguments.load(trained)
     begun = time.perf_counter()
-    inferred = tasks.reconstruct(trained, x, generator)
+    inferred = tasks.reconstruct(trained, x, generator, by=arguments.by)
     errors = tasks.mse_per_image(inferred.images, x)
     deviations = [round(float(layer.std()), 4) for layer in inferred.z]
+    likelihood = {}
+    if arguments.likelihood_images:
+        likelihood = tasks.log_likelihood(trained, x[: arguments.likelihood_images], generator, arguments.stages)
     arguments.write(
         "evaluate",
         {
+            "method": trained.name,
+            "by": arguments.by,
             "mse": float(errors.mean()),
             "standard_error": float(errors.std() / len(errors) ** 0.5),
             "images": len(x),
@@ -198,6 +281,7 @@ def _evaluate(arguments: Evaluate) -> None:
             "seconds": round(time.perf_counter() - begun, 1),
             "seed": arguments.seed,
             "convention": "mean square error per pixel, images in [-1, 1]",
+            **likelihood,
         },
     )
 
@@ -257,6 +341,8 @@ class Inpaint(_Use):
     """How many fills per image."""
     keep_known: bool = True
     """Copy the visible pixels instead of re-generating them."""
+    by: tasks.By = "method"
+    """The method's own inference (an encoder, where there is one), or short run dynamics on the decoder."""
 
 
 def _inpaint(arguments: Inpaint) -> None:
@@ -265,7 +351,7 @@ def _inpaint(arguments: Inpaint) -> None:
     trained, generator = arguments.open()
     x = arguments.load(trained)
     mask = make_mask(arguments.mask, len(x), x.shape[2], x.shape[3], generator)
-    result = tasks.inpaint(trained, x, mask, generator, arguments.fills, arguments.keep_known)
+    result = tasks.inpaint(trained, x, mask, generator, arguments.fills, arguments.keep_known, arguments.by)
     shown = torch.where(mask.expand_as(x), x, torch.zeros(()))
     rows = [("original", x[:10]), ("visible", shown[:10])]
     rows += [(f"fill {i + 1}", fill[:10]) for i, fill in enumerate(result.fills)]
@@ -427,6 +513,8 @@ def _demo(arguments: Demo) -> None:
 COMMANDS = {
     Train: _train,
     Resume: _resume,
+    Compare: _compare,
+    Fid: _fid,
     Evaluate: _evaluate,
     Sample: _sample,
     Reconstruct: _reconstruct,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -84,6 +85,9 @@ class TrainConfig:
     """T_s: tune the step size every so many iterations (and a few times in the beginning)."""
     tune_per: Literal["run", "step", "layer"] = "run"
     """For tune=gradient: one step size, one per step, or one per step and layer."""
+    widest: float | None = None
+    """Let the step yield faster to steepness while the inferred latents of a layer have more than this standard
+    deviation (their prior has 1): better samples, at the price of reconstruction error."""
     learn_last: int = 18
     """m: update the generator at each of the last m points of the chain; 1 is the paper's algorithm."""
     learning_rates: tuple[float, ...] = (2e-3,)
@@ -221,3 +225,35 @@ def _baseline(config: TrainConfig, name: Preset, method: Method) -> TrainConfig:
     if method == "glow":
         return replace(config, betas=(0.9, 0.999))
     return config
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is equal for all methods of a comparison."""
+
+    data: str = "embedded"
+    data_root: str | None = None
+    preset: Preset = "cpu"
+    minutes: float | None = None
+    """Training time of each."""
+    updates: int | None = None
+    """Or: updates of the generator of each."""
+    images: int = 500
+    """Held-out images for the MSE."""
+    samples: int = 500
+    """Samples for FID and KID against equally many training images; 0 leaves these out."""
+    likelihood_images: int = 16
+    """Held-out images for bounds and annealed importance sampling; 0 leaves these out."""
+    seed: int = 0
+
+    def config(self, method: Method) -> TrainConfig:
+        config = replace(preset(self.preset, self.data, method), data_root=self.data_root, seed=self.seed)
+        if self.updates is not None:
+            iterations = math.ceil(self.updates / config.learn_last)
+            config = replace(
+                config, iterations=iterations, minutes=None, evaluate_every=max(iterations // 5, 1),
+                checkpoint_every=max(iterations // 5, 1),
+            )  # fmt: skip
+        elif self.minutes is not None:
+            config = replace(config, minutes=self.minutes, iterations=None, evaluate_every=30.0, checkpoint_every=30.0)
+        return config

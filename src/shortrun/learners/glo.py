@@ -3,7 +3,7 @@ r"""Generative latent optimisation (Bojanowski et al., "Optimizing the Latent Sp
 .. math:: \min_\theta \frac1n \sum_i \min_{\|z_i\| \le 1} \| x_i - g_\theta(z_i) \|^2 .
 
 Every training image has a learnable code on the unit ball, which starts at its principal components. Codes of new
-images are found by the same optimisation with the generator held fixed; samples come from a Gaussian fitted to the codes.
+images are found by the same optimisation with the generator held fixed; samples come from a Gaussian fitted to them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from shortrun.config import ModelConfig, TrainConfig
 from shortrun.langevin import Langevin
-from shortrun.learners.base import Batch, Inferred, Learner, Update
+from shortrun.learners.base import Batch, Inferred, Learner, NotPossibleError, Update
 from shortrun.learners.vae import one_layer_decoder
 from shortrun.model import GaussianModel, Latents, RandomSource, standard_normal
 
@@ -126,6 +126,10 @@ class GLO(Learner):
             optimiser.step()
             z.data = to_ball(z.data)
         return Inferred((z.detach(),), torch.zeros(len(x), dtype=torch.bool, device=x.device))
+
+    @classmethod
+    def lower_bound(cls, model: Any, x: Tensor, dynamics: Langevin, generator: torch.Generator) -> Tensor:
+        raise NotPossibleError("glo finds one code per image and no distribution over codes, so it has no lower bound")
 
     def tensors(self) -> dict[str, Tensor]:
         return {"codes": self.codes}

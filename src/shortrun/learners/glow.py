@@ -2,12 +2,11 @@ r"""Glow (Kingma & Dhariwal, "Generative Flow with Invertible 1x1 Convolutions",
 
 An invertible map from images to noise: ``log p(x) = log N(f(x)) + log|det df/dx|`` is exact, with uniform noise added
 to the 8-bit images (dequantisation). ``levels`` times: squeeze 2x2 into colours, ``depth`` steps of (actnorm,
-invertible 1x1 convolution, coupling), and half of the maps leave as latents. There is nothing to infer or to reconstruct.
+invertible 1x1 convolution, coupling), and half of the maps leave as latents. There is nothing to infer.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any
 
@@ -91,6 +90,12 @@ class Glow(Learner):
             "measure nothing, and it has no latents to infer from part of an image"
         )
 
+    @classmethod
+    def lower_bound(cls, model: Any, x: Tensor, dynamics: Langevin, generator: torch.Generator) -> Tensor:
+        """Not only a bound: the density itself, of images with uniform noise added."""
+        with torch.no_grad():
+            return model.log_density(cls.dequantised(x, generator))
+
     def __init__(self, model: Any, config: TrainConfig, accelerator: Accelerator, images: Any = None) -> None:
         super().__init__(model, config, accelerator, images)
         self.optimiser = torch.optim.Adamax(self.parameters, lr=config.learning_rates[0], betas=config.betas)
@@ -98,10 +103,10 @@ class Glow(Learner):
         chosen = torch.randperm(len(images), generator=generator)[:INITIAL_IMAGES]
         model.set_initialised(False)
         with torch.no_grad():
-            model.log_density(self._dequantised(images.batch(chosen), generator).to(accelerator.device))
+            model.log_density(self.dequantised(images.batch(chosen), generator).to(accelerator.device))
 
     @staticmethod
-    def _dequantised(x: Tensor, generator: torch.Generator) -> Tensor:
+    def dequantised(x: Tensor, generator: torch.Generator) -> Tensor:
         """The 8-bit grey levels are 2/255 apart; uniform noise fills the gap."""
         return x + (torch.rand(x.shape, generator=generator) - 0.5).to(x) * (2 / 255)
 
@@ -109,7 +114,7 @@ class Glow(Learner):
         """One step up the exact log-likelihood."""
         if batch.mask is not None:
             raise NotPossibleError("glow learns from whole images only; leave out the mask")
-        x = self.own(self._dequantised(batch.x, generator)).to(self.accelerator.device)
+        x = self.own(self.dequantised(batch.x, generator)).to(self.accelerator.device)
         with self.accelerator.autocast():
             loss = -self.model.log_density(x)
         loss = loss.float().sum()
@@ -117,10 +122,3 @@ class Glow(Learner):
         unit = 1 / x[0].numel()
         value, finite = self.descend(loss, torch.tensor(len(x), device=x.device), gradients, unit)
         return Update(value, 0, finite, ())
-
-
-def bits_per_dimension(model: GlowFlow, x: Tensor, generator: torch.Generator) -> Tensor:
-    """Of 8-bit images given in [-1, 1], shape ``(n,)``: nats of the density, plus the width of a grey level."""
-    with torch.no_grad():
-        nats = -model.log_density(Glow._dequantised(x, generator)) / x[0].numel()
-    return (nats - math.log(2 / 255)) / math.log(2)

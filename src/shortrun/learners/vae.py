@@ -23,6 +23,7 @@ from shortrun.model import GaussianModel, Latents, RandomSource
 from shortrun.tune import StepSizeError, tune_by_grid
 
 FILLING_ROUNDS = 25
+BOUND_DRAWS = 16
 
 
 class Encoded(NamedTuple):
@@ -118,6 +119,16 @@ class VAE(Learner):
             centre = tuple(x.new_zeros(len(x), *shape) for shape in model.latent_shapes)
             z = model.encode(x, centre).z
         return Inferred(z, torch.zeros(len(x), dtype=torch.bool, device=x.device))
+
+    @classmethod
+    def lower_bound(cls, model: Any, x: Tensor, dynamics: Langevin, generator: torch.Generator) -> Tensor:
+        """The ELBO, averaged over a few draws."""
+        draws = []
+        with torch.no_grad():
+            for _ in range(BOUND_DRAWS):
+                encoded = model.encode(x, model.sample_prior(len(x), generator))
+                draws.append(model.log_likelihood(x, encoded.z) - encoded.kl)
+        return torch.stack(draws).mean(0)
 
     def update(self, batch: Batch, share: float, generator: torch.Generator) -> Update:
         """One step up the ELBO, with the weight of the KL term rising from 0 to 1 during the warm-up."""
