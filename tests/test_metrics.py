@@ -1,5 +1,6 @@
 """FID and KID: closed forms, and that they order sets of images as they should."""
 
+import itertools
 import json
 import math
 
@@ -72,7 +73,7 @@ def blur(images, width):
 
 def test_real_images_against_real_noise_and_blur(network):
     digits = data.load("embedded").array
-    first, second = digits[:40], data.load("embedded", "test").array[:40]
+    first, second = digits[:24], data.load("embedded", "test").array[:24]
     known = metrics.features(first, network, quiet=True)
 
     def distances(images):
@@ -86,8 +87,8 @@ def test_real_images_against_real_noise_and_blur(network):
     assert noise[0] > 4 * real[0]
     assert noise[1] > 20 * abs(real[1])
     assert metrics.fid(known, known) == pytest.approx(0, abs=1e-3)
-    blurred = [distances(blur(first, width)) for width in (1, 3, 5, 7)]
-    for smaller, larger in zip(blurred, blurred[1:], strict=False):
+    blurred = [distances(blur(first, width)) for width in (1, 3, 7)]
+    for smaller, larger in itertools.pairwise(blurred):
         assert smaller[0] < larger[0]
         assert smaller[1] < larger[1]
 
@@ -150,7 +151,7 @@ def test_fid_command_and_comparison(tmp_path, network, capsys):
     assert math.isfinite(numbers["kid"])
 
     words = ["compare", "--methods", "short-run", "glow", "--preset", "smoke", "--updates", "6", "--samples", "4",
-             "--images", "4", "--likelihood-images", "1", "--out", str(tmp_path / "compare")]  # fmt: skip
+             "--images", "4", "--likelihood-images", "0", "--out", str(tmp_path / "compare")]  # fmt: skip
     main(words)
     table = (tmp_path / "compare" / "table.md").read_text()
     assert "| short-run |" in table
