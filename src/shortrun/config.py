@@ -85,9 +85,6 @@ class TrainConfig:
     """T_s: tune the step size every so many iterations (and a few times in the beginning)."""
     tune_per: Literal["run", "step", "layer"] = "run"
     """For tune=gradient: one step size, one per step, or one per step and layer."""
-    widest: float | None = None
-    """Let the step yield faster to steepness while the inferred latents of a layer have more than this standard
-    deviation (their prior has 1): better samples, at the price of reconstruction error."""
     learn_last: int = 18
     """m: update the generator at each of the last m points of the chain; 1 is the paper's algorithm."""
     learning_rates: tuple[float, ...] = (2e-3,)

@@ -37,8 +37,6 @@ LONGEST_STEP = 0.1
 # afterwards: a step that yields to every steepness lets the generator become steeper still, because chains that
 # hardly move leave it to the decoder to amplify them; a step that stays makes steepness costly and keeps it smooth.
 FIRST_PACE, PACE, SETTLING = (1 / 3, 1.5), (0.995, 1.05), 100
-# Latents much wider than their prior say that the generator is not steep enough for the data: then the step may yield.
-WIDE_PACE = 0.9
 
 
 class ShortRun(Learner):
@@ -161,13 +159,10 @@ class ShortRun(Learner):
             target = Target(self.model, x[own], seen, start=tuple(layer[own].detach() for layer in z))
             values[rows] = top_curvature(target, target.flatten(target.start), probes[rows]).to(values)
         values = self.accelerator.reduce(values, "sum")
-        spread = float(self.accelerator.reduce(torch.stack([layer.var() for layer in z]), "mean").max().sqrt())
         steepest = float(values[chosen].quantile(0.9))
         if math.isfinite(steepest) and steepest > 0:
             size = self._longest()
             lowest, highest = FIRST_PACE if self.iterations < SETTLING else PACE
-            if self.config.widest is not None and spread > self.config.widest:
-                lowest = min(lowest, WIDE_PACE)
             wanted = min(self.target_size, GUARD_LIMIT / steepest)
             self._scale_steps(min(max(wanted / size, lowest), highest))
 
