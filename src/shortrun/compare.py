@@ -44,7 +44,8 @@ def measure(method: Method, terms: Terms, folder: Path, network: metrics.Feature
         return json.loads(result.read_text())
     config = terms.config(method)
     run = folder / "run"
-    train(config, run, resume=(run / "config.yaml").is_file())
+    if train(config, run, resume=(run / "config.yaml").is_file()).stopped:
+        raise KeyboardInterrupt  # half-trained methods are not measured
     trained = from_pretrained(run)
     generator = torch.Generator().manual_seed(terms.seed)
     options: dict[str, Any] = {"root": terms.data_root, "size": config.size, "crop": config.crop}
