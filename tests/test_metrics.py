@@ -158,7 +158,10 @@ def test_fid_command_and_comparison(tmp_path, network, capsys):
     assert "| glow | - |" in table
     rows = {row["method"]: row for row in json.loads((tmp_path / "compare" / "table.json").read_text())}
     assert rows["short-run"]["updates"] == rows["glow"]["updates"] == 6
+    assert rows["short-run"]["hidden_mse"] == rows["short-run"]["hidden_mse_by_dynamics"]
+    assert "hidden_mse" not in rows["glow"]
     assert (tmp_path / "compare" / "comparison.png").exists()
+    assert (tmp_path / "compare" / "short-run" / "inpainting.png").exists()
     before = (tmp_path / "compare" / "glow" / "result.json").stat().st_mtime_ns
     main(words)  # finished methods are not done again
     assert (tmp_path / "compare" / "glow" / "result.json").stat().st_mtime_ns == before

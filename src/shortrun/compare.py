@@ -7,9 +7,9 @@ be stopped and continued.
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import platform
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,17 @@ import torch
 from shortrun import data, metrics, tasks
 from shortrun.config import Method, Terms
 from shortrun.learners.base import NotPossibleError
+from shortrun.masks import make_mask
 from shortrun.pictures import save_bars, save_grid
-from shortrun.runs import from_pretrained, write_atomically
+from shortrun.runs import Pretrained, from_pretrained, write_atomically
 from shortrun.train import train
 
 COLUMNS = {
     "method": "method",
     "mse": "MSE",
     "mse_by_dynamics": "MSE by dynamics",
+    "hidden_mse": "hidden MSE",
+    "hidden_mse_by_dynamics": "hidden MSE by dynamics",
     "fid": "FID",
     "kid": "KID",
     "lower_bound_bits": "bits/dim, bound",
@@ -36,45 +39,108 @@ COLUMNS = {
     "parameters": "parameters",
 }
 
+INFERENCES: dict[str, tasks.By] = {"": "method", "_by_dynamics": "dynamics"}
+INPAINTED, FILLS = 100, 4
 
-def measure(method: Method, terms: Terms, folder: Path, network: metrics.FeatureNetwork | None) -> dict[str, Any]:
-    """Train one method if it is not trained yet, and take all measures that it has."""
-    result = folder / "result.json"
-    if result.is_file():
-        return json.loads(result.read_text())
-    config = terms.config(method)
-    run = folder / "run"
-    if train(config, run, resume=(run / "config.yaml").is_file()).stopped:
-        raise KeyboardInterrupt  # half-trained methods are not measured
-    trained = from_pretrained(run)
-    generator = torch.Generator().manual_seed(terms.seed)
-    options: dict[str, Any] = {"root": terms.data_root, "size": config.size, "crop": config.crop}
-    held_out, seen = data.load(terms.data, "test", **options), data.load(terms.data, "train", **options)
-    x = held_out.batch(slice(0, min(terms.images, len(held_out))))
-    begun = time.perf_counter()
-    row: dict[str, Any] = {"method": method, "parameters": trained.parameters, **trained.info}
-    for key, by in (("mse", "method"), ("mse_by_dynamics", "dynamics")):
-        try:
-            shown = tasks.reconstruct(trained, x, generator, by=by)  # type: ignore[arg-type]
-        except (NotPossibleError, AttributeError):
-            continue
-        row[key] = float(tasks.mse_per_image(shown.images, x)[~shown.divergent].mean())
-        row[f"{key}_divergent"] = int(shown.divergent.sum())
-        if by == "method":
-            pairs = [("held out", x[:10]), ("reconstruction", shown.images[:10])]
-            save_grid(folder / "reconstructions.png", pairs)
-    save_grid(folder / "samples.png", [("", part) for part in tasks.sample(trained, 40, generator).split(10)])
-    if terms.likelihood_images:
-        row |= tasks.log_likelihood(trained, x[: terms.likelihood_images], generator)
-    if terms.samples:
+
+class Measuring:
+    """One method: its run, and every measure that it has, each taken once and saved at once."""
+
+    def __init__(self, method: Method, terms: Terms, folder: Path, network: metrics.FeatureNetwork | None) -> None:
+        self.method, self.terms, self.folder, self.network = method, terms, folder, network
+        self.path = folder / "result.json"
+        self.row: dict[str, Any] = {"method": method, "measured": []}
+        if self.path.is_file():
+            self.row = json.loads(self.path.read_text())
+
+    def finish(self) -> dict[str, Any]:
+        """Whatever is still missing."""
+        parts = {
+            "training": self.train, "reconstruction": self.reconstruct, "inpainting": self.inpaint,
+            "samples": self.sample, "likelihood": self.likelihood, "fid": self.score,
+        }  # fmt: skip
+        for name, part in parts.items():
+            if name not in self.row["measured"]:
+                self.row |= part()
+                self.row["measured"] = [*self.row["measured"], name]
+                write_atomically(self.path, (json.dumps(self.row, indent=1) + "\n").encode())
+        return self.row
+
+    def train(self) -> dict[str, Any]:
+        run = self.folder / "run"
+        if train(self.terms.config(self.method), run, resume=(run / "config.yaml").is_file()).stopped:
+            raise KeyboardInterrupt  # half-trained methods are not measured
+        trained = from_pretrained(run)
+        machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+        return {"parameters": trained.parameters, **trained.info, "machine": machine}
+
+    @functools.cached_property
+    def trained(self) -> Pretrained:
+        return from_pretrained(self.folder / "run")
+
+    def images(self, split: data.Split) -> data.Images:
+        config = self.terms.config(self.method)
+        return data.load(self.terms.data, split, root=self.terms.data_root, size=config.size, crop=config.crop)
+
+    def held_out(self, count: int) -> torch.Tensor:
+        images = self.images("test")
+        return images.batch(slice(0, min(count, len(images))))
+
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.terms.seed)
+
+    def reconstruct(self) -> dict[str, Any]:
+        x = self.held_out(self.terms.images)
+        found: dict[str, Any] = {}
+        for key, by in INFERENCES.items():
+            try:
+                shown = tasks.reconstruct(self.trained, x, self.generator(), by=by)
+            except NotPossibleError:
+                continue
+            found[f"mse{key}"] = float(tasks.mse_per_image(shown.images, x)[~shown.divergent].mean())
+            found[f"mse{key}_divergent"] = int(shown.divergent.sum())
+            if by == "method":
+                pairs = [("held out", x[:10]), ("reconstruction", shown.images[:10])]
+                save_grid(self.folder / "reconstructions.png", pairs)
+        return found
+
+    def inpaint(self) -> dict[str, Any]:
+        """Error of the mean of a few fills on hidden pixels; the mean image beside it."""
+        x = self.held_out(min(self.terms.images, INPAINTED))
+        mask = make_mask(self.terms.mask, len(x), x.shape[2], x.shape[3], self.generator())
+        hidden = ~mask.expand_as(x)
+        mean_image = self.images("train").batch(slice(0, 5000)).mean(0)
+        found: dict[str, Any] = {"hidden_mse_mean_image": float((mean_image - x).square()[hidden].mean())}
+        rows = [("original", x[:10]), ("visible", torch.where(hidden, 0.0, x)[:10])]
+        for key, by in INFERENCES.items():
+            try:
+                result = tasks.inpaint(self.trained, x, mask, self.generator(), FILLS, by=by)
+            except NotPossibleError:
+                continue
+            found[f"hidden_mse{key}"] = result.hidden_mse
+            rows += [(f"by {by}", result.fills[0][:10])]
+        if len(rows) > 2:
+            save_grid(self.folder / "inpainting.png", rows)
+        return found
+
+    def sample(self) -> dict[str, Any]:
+        images = tasks.sample(self.trained, 40, self.generator())
+        save_grid(self.folder / "samples.png", [("", part) for part in images.split(10)])
+        return {}
+
+    def likelihood(self) -> dict[str, Any]:
+        if not self.terms.likelihood_images:
+            return {}
+        return tasks.log_likelihood(self.trained, self.held_out(self.terms.likelihood_images), self.generator())
+
+    def score(self) -> dict[str, Any]:
+        if not self.terms.samples:
+            return {}
+        seen = self.images("train")
         order = torch.randperm(len(seen), generator=torch.Generator().manual_seed(0))
-        reference = seen.array[order[: terms.samples]]
-        row |= tasks.score(trained, reference, terms.samples, generator, network)
-        row["reference_split"] = "train"
-    row["measuring_seconds"] = round(time.perf_counter() - begun, 1)
-    row["machine"] = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    write_atomically(result, (json.dumps(row, indent=1) + "\n").encode())
-    return row
+        reference = seen.array[order[: self.terms.samples]]
+        values = tasks.score(self.trained, reference, self.terms.samples, self.generator(), self.network)
+        return {**values, "reference_split": "train"}
 
 
 def compare(methods: Sequence[Method], terms: Terms, folder: Path) -> list[dict[str, Any]]:
@@ -93,7 +159,7 @@ def compare(methods: Sequence[Method], terms: Terms, folder: Path) -> list[dict[
     rows = []
     for method in methods:
         try:
-            rows.append(measure(method, terms, folder / method, network))
+            rows.append(Measuring(method, terms, folder / method, network).finish())
         except (ValueError, RuntimeError, ArithmeticError) as error:
             rows.append({"method": method, "error": str(error)})
             print(f"{method} failed: {error}")
@@ -123,7 +189,8 @@ def write_tables(rows: Sequence[dict[str, Any]], folder: Path, terms: Terms) -> 
     budget = f"{terms.updates} updates" if terms.updates is not None else f"{terms.minutes} minutes"
     note = (
         f"{terms.data}, preset {terms.preset}, {budget} each, seed {terms.seed}. MSE: {terms.images} held-out images, "
-        f"per pixel in [-1, 1]. FID and KID: {terms.samples} samples against as many training images, "
+        f"per pixel in [-1, 1]. Hidden MSE: mean of {FILLS} fills, mask {terms.mask}, {min(terms.images, INPAINTED)} "
+        f"images. FID and KID: {terms.samples} samples against as many training images, "
         f"{metrics.RESIZE}. "
         f"Bits per dimension of 8-bit images: {terms.likelihood_images} held-out images."
     )

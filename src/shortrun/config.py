@@ -237,6 +237,8 @@ class Terms:
     """Or: updates of the generator of each."""
     images: int = 500
     """Held-out images for the MSE."""
+    mask: str = "lower-half"
+    """What is hidden for inpainting."""
     samples: int = 500
     """Samples for FID and KID against equally many training images; 0 leaves these out."""
     likelihood_images: int = 16

@@ -53,7 +53,9 @@ def reconstruct(
     dynamics on the decoder, whatever the method.
     """
     method = trained.method if by == "method" else Learner
-    if by == "dynamics" and not getattr(trained.model, "standard_normal_prior", False):
+    if by == "dynamics" and not hasattr(trained.model, "log_prior"):
+        method = trained.method  # which says why it cannot
+    elif by == "dynamics" and not getattr(trained.model, "standard_normal_prior", False):
         raise NotPossibleError(f"short run dynamics needs latents with a normal prior, which {trained.name} has not")
     masks = None if mask is None else mask.expand(len(x), *mask.shape[1:])
 
