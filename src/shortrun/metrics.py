@@ -130,11 +130,16 @@ def fid(real: Tensor, fake: Tensor) -> float:
     return float(metric.compute())
 
 
-def kid(real: Tensor, fake: Tensor, seed: int = 0) -> tuple[float, float]:
+def kid_subset(count: int) -> int:
+    """Images per subset: the usual 1,000, or half of fewer than 2,000, so that subsets differ."""
+    return min(KID_SUBSET_SIZE, max(count // 2, 2))
+
+
+def kid(real: Tensor, fake: Tensor, seed: int = 0, subset: int | None = None) -> tuple[float, float]:
     """Kernel distance with its standard deviation over random subsets; unlike FID unbiased for few images."""
     from torchmetrics.image.kid import KernelInceptionDistance
 
-    size = min(KID_SUBSET_SIZE, len(real), len(fake))
+    size = kid_subset(min(len(real), len(fake))) if subset is None else subset
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # that all features are kept in memory
         torch.manual_seed(seed)
@@ -156,7 +161,7 @@ def compare_sets(real: Tensor, fake: Tensor, network: FeatureNetwork, quiet: boo
         "kid_deviation": deviation,
         "samples": len(fake),
         "reference_images": len(real),
-        "kid_subsets": [KID_SUBSETS, min(KID_SUBSET_SIZE, len(real), len(fake))],
+        "kid_subsets": [KID_SUBSETS, kid_subset(min(len(real), len(fake)))],
         "resize": RESIZE,
         "features_sha256": network.checksum,
     }
