@@ -463,3 +463,20 @@ def test_bits_per_dimension_of_a_uniform_density():
     """Uniform over [-1 - 1/255, 1 + 1/255], which is 256 grey levels wide, costs 8 bits."""
     log_p = -10 * math.log(2 * 256 / 255)
     assert float(bits_per_dimension(torch.tensor([log_p]), 10)) == pytest.approx(8.0)
+
+
+def test_published_settings():
+    presets = {method: preset("paper", "svhn", method) for method in METHODS}
+    for method, config in presets.items():
+        assert config.iterations == 300_000
+        if method != "glow":
+            METHODS[method].build(config.model, (3, 32, 32), 0.3)
+    abp = presets["abp"]
+    assert (abp.steps, abp.step_size, abp.sigma) == (40, pytest.approx(0.3**2 / 2), (0.3, 0.3))
+    assert all(presets[name].model.latent_sizes == (128,) for name in ("abp", "glo", "vae", "vae-iaf"))
+    assert presets["ladder-vae"].model.latent_sizes == presets["short-run"].model.latent_sizes
+    assert presets["ladder-vae"].kl_warm_up > 0
+    glow = presets["glow"].model
+    assert (glow.levels, glow.depth, glow.width, glow.additive) == (3, 16, 512, True)
+    with pytest.raises(ValueError, match="authors' script has no vae"):
+        preset("authors-script", "svhn", "vae")
