@@ -111,11 +111,7 @@ def _train(arguments: Train) -> None:
     if arguments.dry_run:
         _dry_run(config)
         return
-    outcome = train(config, arguments.out)
-    print(
-        f"{outcome.iteration} iterations in {outcome.seconds:.0f} s, held-out MSE {outcome.mse:.4f}; "
-        f"run folder {outcome.folder}"
-    )
+    print(train(config, arguments.out))
 
 
 def _dry_run(config: TrainConfig) -> None:
@@ -234,8 +230,7 @@ def _resume(arguments: Resume) -> None:
     prepare_folder(arguments.run, resume=True)
     config = TrainConfig.load(arguments.run / "config.yaml")
     changes = {k: v for k in ("minutes", "iterations") if (v := getattr(arguments, k)) is not None}
-    outcome = train(dataclasses.replace(config, **changes), arguments.run, resume=True)
-    print(f"{outcome.iteration} iterations in {outcome.seconds:.0f} s, held-out MSE {outcome.mse:.4f}")
+    print(train(dataclasses.replace(config, **changes), arguments.run, resume=True))
 
 
 @dataclass

@@ -40,6 +40,10 @@ class Outcome(NamedTuple):
     stopped: bool
     """Whether it was interrupted before its budget was used up."""
 
+    def __str__(self) -> str:
+        error = "" if math.isnan(self.mse) else f", held-out MSE {self.mse:.4f}"
+        return f"{self.iteration} iterations in {self.seconds:.0f} s{error}; run folder {self.folder}"
+
 
 def prepare_folder(folder: Path, resume: bool) -> None:
     """Refuse to start into a folder that holds a run, or to resume where there is none."""
@@ -350,10 +354,13 @@ def _run(loop: Loop, console: Console, writer: Any, interrupted: list[str]) -> N
                     "updates_per_second": speed * loop.learner.updates_per_iteration,
                     "evaluation_seconds": time.perf_counter() - begun,
                 }
+                if math.isnan(mse):  # the method has no reconstructions
+                    del values["mse"]
                 loop.log(values)
                 if writer is not None:
                     for key in ("mse", "loss", "sigma", "divergent"):
-                        writer.add_scalar(key, values[key], loop.iteration)
+                        if key in values:
+                            writer.add_scalar(key, values[key], loop.iteration)
                 mark = time.perf_counter()  # evaluation is not training time
             if clock() >= next_checkpoint:
                 next_checkpoint = clock() + config.checkpoint_every
