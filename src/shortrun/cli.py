@@ -62,13 +62,12 @@ class _Use:
             )
         return images
 
-    def load(self, trained: Pretrained, split: Split = "test", count: int | None = None) -> torch.Tensor:
-        """The first images of a split."""
-        images = self.load_set(trained, split)
-        count = self.images if count is None else count
-        if count < 1:
-            raise ValueError(f"images is {count}; expected one or more")
-        return images.batch(slice(0, min(count, len(images))))
+    def load(self, trained: Pretrained) -> torch.Tensor:
+        """The first held-out images."""
+        if self.images < 1:
+            raise ValueError(f"images is {self.images}; expected one or more")
+        images = self.load_set(trained, "test")
+        return images.batch(slice(0, min(self.images, len(images))))
 
     def write(self, name: str, values: dict[str, Any]) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
@@ -123,7 +122,7 @@ def _dry_run(config: TrainConfig) -> None:
     method = METHODS[config.method]
     model = method.build(config.model, images.shape, config.sigma[0])
     count = sum(p.numel() for p in model.parameters())
-    shapes: Any = getattr(model, "latent_shapes", [images.shape])
+    shapes: Any = model.latent_shapes
     print(f"latents {[tuple(s) for s in shapes]}, {count:,} parameters ({count * 16 / 1e6:.0f} MB with Adam)")
     learner = method(model, config, accelerator(config.mixed_precision), images)
     generator = torch.Generator().manual_seed(0)
@@ -195,8 +194,7 @@ def _fid(arguments: Fid) -> None:
     if samples < 2:
         raise ValueError(f"samples is {samples}; expected two or more")
     known = arguments.load_set(trained, "train" if paper else arguments.reference)
-    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))
-    reference = known.array if paper else known.array[order[:samples]]
+    reference = known.array if paper else known.part(samples)
     begun = time.perf_counter()
     values = tasks.score(trained, reference, samples, generator, network)
     facts = {
@@ -355,14 +353,13 @@ def _inpaint(arguments: Inpaint) -> None:
         spread = result.fills.std(0)
         rows.append(("spread", (2 * spread / spread.max().clamp_min(1e-6) - 1)[:10]))
     save_grid(arguments.out / "inpainting.png", rows, f"mask {arguments.mask}")
-    mean_image = arguments.load(trained, "train", 5000).mean(0)
-    baseline = (mean_image - x).square()[~mask.expand_as(x)].mean()
+    baseline = tasks.mean_image_error(arguments.load_set(trained, "train"), x, mask)
     arguments.write(
         "inpaint",
         {
             "hidden_mse": result.hidden_mse_single,
             "hidden_mse_of_mean_fill": result.hidden_mse,
-            "hidden_mse_of_mean_image": float(baseline),
+            "hidden_mse_of_mean_image": baseline,
             "mask": arguments.mask,
             "fills": arguments.fills,
             "images": len(x),

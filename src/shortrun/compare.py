@@ -21,7 +21,7 @@ from shortrun.config import Method, Terms
 from shortrun.learners.base import NotPossibleError
 from shortrun.masks import make_mask
 from shortrun.pictures import save_bars, save_grid
-from shortrun.runs import Pretrained, from_pretrained, write_atomically
+from shortrun.runs import Pretrained, from_pretrained, write_atomically, write_json
 from shortrun.train import train
 
 COLUMNS = {
@@ -43,11 +43,24 @@ INFERENCES: dict[str, tasks.By] = {"": "method", "_by_dynamics": "dynamics"}
 INPAINTED, FILLS = 100, 4
 
 
+class Ground:
+    """What all methods are measured with, loaded and checked once, before anything is trained."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.network = metrics.inception() if terms.samples else None
+        self.seen = data.load(terms.data, "train", root=terms.data_root)
+        held_out = data.load(terms.data, "test", root=terms.data_root)
+        self.held_out = held_out.batch(slice(0, min(terms.images, len(held_out))))
+        count, _, height, width = self.held_out[:INPAINTED].shape
+        self.mask = make_mask(terms.mask, count, height, width, torch.Generator().manual_seed(terms.seed))
+
+
 class Measuring:
     """One method: its run, and every measure that it has, each taken once and saved at once."""
 
-    def __init__(self, method: Method, terms: Terms, folder: Path, network: metrics.FeatureNetwork | None) -> None:
-        self.method, self.terms, self.folder, self.network = method, terms, folder, network
+    def __init__(self, method: Method, ground: Ground, folder: Path) -> None:
+        self.method, self.ground, self.terms, self.folder = method, ground, ground.terms, folder
         self.path = folder / "result.json"
         self.row: dict[str, Any] = {"method": method, "measured": []}
         if self.path.is_file():
@@ -63,34 +76,25 @@ class Measuring:
             if name not in self.row["measured"]:
                 self.row |= part()
                 self.row["measured"] = [*self.row["measured"], name]
-                write_atomically(self.path, (json.dumps(self.row, indent=1) + "\n").encode())
+                write_json(self.path, self.row)
         return self.row
 
     def train(self) -> dict[str, Any]:
         run = self.folder / "run"
         if train(self.terms.config(self.method), run, resume=(run / "config.yaml").is_file()).stopped:
             raise KeyboardInterrupt  # half-trained methods are not measured
-        trained = from_pretrained(run)
         machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-        return {"parameters": trained.parameters, **trained.info, "machine": machine}
+        return {"parameters": self.trained.parameters, **self.trained.info, "machine": machine}
 
     @functools.cached_property
     def trained(self) -> Pretrained:
         return from_pretrained(self.folder / "run")
 
-    def images(self, split: data.Split) -> data.Images:
-        config = self.terms.config(self.method)
-        return data.load(self.terms.data, split, root=self.terms.data_root, size=config.size, crop=config.crop)
-
-    def held_out(self, count: int) -> torch.Tensor:
-        images = self.images("test")
-        return images.batch(slice(0, min(count, len(images))))
-
     def generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.terms.seed)
 
     def reconstruct(self) -> dict[str, Any]:
-        x = self.held_out(self.terms.images)
+        x = self.ground.held_out
         found: dict[str, Any] = {}
         for key, by in INFERENCES.items():
             try:
@@ -106,12 +110,9 @@ class Measuring:
 
     def inpaint(self) -> dict[str, Any]:
         """Error of the mean of a few fills on hidden pixels; the mean image beside it."""
-        x = self.held_out(min(self.terms.images, INPAINTED))
-        mask = make_mask(self.terms.mask, len(x), x.shape[2], x.shape[3], self.generator())
-        hidden = ~mask.expand_as(x)
-        mean_image = self.images("train").batch(slice(0, 5000)).mean(0)
-        found: dict[str, Any] = {"hidden_mse_mean_image": float((mean_image - x).square()[hidden].mean())}
-        rows = [("original", x[:10]), ("visible", torch.where(hidden, 0.0, x)[:10])]
+        x, mask = self.ground.held_out[:INPAINTED], self.ground.mask
+        found: dict[str, Any] = {"hidden_mse_mean_image": tasks.mean_image_error(self.ground.seen, x, mask)}
+        rows = [("original", x[:10]), ("visible", torch.where(mask, x, 0.0)[:10])]
         for key, by in INFERENCES.items():
             try:
                 result = tasks.inpaint(self.trained, x, mask, self.generator(), FILLS, by=by)
@@ -131,21 +132,21 @@ class Measuring:
     def likelihood(self) -> dict[str, Any]:
         if not self.terms.likelihood_images:
             return {}
-        return tasks.log_likelihood(self.trained, self.held_out(self.terms.likelihood_images), self.generator())
+        return tasks.log_likelihood(
+            self.trained, self.ground.held_out[: self.terms.likelihood_images], self.generator()
+        )
 
     def score(self) -> dict[str, Any]:
         if not self.terms.samples:
             return {}
-        seen = self.images("train")
-        order = torch.randperm(len(seen), generator=torch.Generator().manual_seed(0))
-        reference = seen.array[order[: self.terms.samples]]
-        values = tasks.score(self.trained, reference, self.terms.samples, self.generator(), self.network)
+        reference = self.ground.seen.part(self.terms.samples)
+        values = tasks.score(self.trained, reference, self.terms.samples, self.generator(), self.ground.network)
         return {**values, "reference_split": "train"}
 
 
 def compare(methods: Sequence[Method], terms: Terms, folder: Path) -> list[dict[str, Any]]:
     """All methods, one after the other; a method that fails is reported in its row, and the others go on."""
-    network = metrics.inception() if terms.samples else None
+    ground = Ground(terms)
     terms_file = folder / "terms.json"
     stated = {"methods": list(methods), **{key: value for key, value in vars(terms).items() if key != "data_root"}}
     if terms_file.is_file():
@@ -155,11 +156,11 @@ def compare(methods: Sequence[Method], terms: Terms, folder: Path) -> list[dict[
             raise ValueError(
                 f"{folder} holds a comparison on other terms ({', '.join(changed)} differ); name another folder"
             )
-    write_atomically(terms_file, (json.dumps(stated, indent=1) + "\n").encode())
+    write_json(terms_file, stated)
     rows = []
     for method in methods:
         try:
-            rows.append(Measuring(method, terms, folder / method, network).finish())
+            rows.append(Measuring(method, ground, folder / method).finish())
         except (ValueError, RuntimeError, ArithmeticError) as error:
             rows.append({"method": method, "error": str(error)})
             print(f"{method} failed: {error}")
@@ -195,7 +196,7 @@ def write_tables(rows: Sequence[dict[str, Any]], folder: Path, terms: Terms) -> 
         f"Bits per dimension of 8-bit images: {terms.likelihood_images} held-out images."
     )
     write_atomically(folder / "table.md", f"{markdown(rows)}\n\n{note}\n".encode())
-    write_atomically(folder / "table.json", (json.dumps(list(rows), indent=1) + "\n").encode())
+    write_json(folder / "table.json", list(rows))
     with (folder / "table.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)

@@ -62,6 +62,11 @@ class Images:
         """Images in [-1, 1], float32."""
         return self.array[indices].float() / 127.5 - 1
 
+    def part(self, count: int) -> Tensor:
+        """Pixels of ``count`` images drawn at random, always the same ones (all images, if there are fewer)."""
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))
+        return self.array[order[:count]]
+
     @functools.cached_property
     def checksum(self) -> str:
         """First 12 digits of the sha256 of the pixels: equal for two people who use the same data."""

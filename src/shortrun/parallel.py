@@ -28,6 +28,12 @@ def accelerator(mixed_precision: str = "no") -> Accelerator:
     return Accelerator(cpu=_on_cpu(), mixed_precision=mixed_precision)
 
 
+def seeded(generator: torch.Generator, count: int) -> list[torch.Generator]:
+    """A generator for each part of some work, so that results do not depend on how the parts are shared out."""
+    seeds = torch.randint(2**62, (count,), generator=generator).tolist()
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
 def in_chunks(
     count: int,
     work: Callable[[slice, torch.Generator], Sequence[Tensor]],
@@ -39,12 +45,11 @@ def in_chunks(
     Each chunk has a generator of its own, so the result does not depend on the number of processes.
     """
     state = processes()
-    seeds = torch.randint(2**62, (-(-count // chunk),), generator=generator).tolist()
     parts = []
-    for i, seed in enumerate(seeds):
+    for i, source in enumerate(seeded(generator, -(-count // chunk))):
         if i % state.num_processes == state.process_index:
             rows = slice(chunk * i, min(chunk * (i + 1), count))
-            parts.append((i, tuple(work(rows, torch.Generator().manual_seed(seed)))))
+            parts.append((i, tuple(work(rows, source))))
     if state.num_processes > 1:
         parts = sorted(
             gather_object([(i, tuple(tensor.cpu() for tensor in part)) for i, part in parts]), key=lambda pair: pair[0]

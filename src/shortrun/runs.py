@@ -44,6 +44,10 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.close(folder)
 
 
+def write_json(path: Path, values: Any) -> None:
+    write_atomically(path, (json.dumps(values, indent=1) + "\n").encode())
+
+
 # --- models ----------------------------------------------------------------------------------------
 
 
@@ -69,7 +73,7 @@ def save_pretrained(
         "info": info or {},
     }
     write_atomically(folder / "model.safetensors", save(tensors))
-    write_atomically(folder / "config.json", (json.dumps(description, indent=1) + "\n").encode())
+    write_json(folder / "config.json", description)
 
 
 class Pretrained:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from shortrun import metrics
-from shortrun.learners.base import Learner, NotPossibleError
+from shortrun.data import Images
+from shortrun.learners.base import NotPossibleError
 from shortrun.likelihood import annealed_importance, bits_per_dimension
 from shortrun.model import Latents
-from shortrun.parallel import in_chunks
+from shortrun.parallel import CHUNK, in_chunks
 from shortrun.runs import Pretrained
 from shortrun.tune import TuneResult, tune_by_grid
 
@@ -26,15 +27,17 @@ By = Literal["method", "dynamics"]
 @torch.no_grad()
 def decode(trained: Pretrained, z: Latents) -> Tensor:
     """Images of latents, a few hundred at a time."""
-    parts = zip(*(layer.split(250) for layer in z), strict=True)
+    parts = zip(*(layer.split(CHUNK) for layer in z), strict=True)
     return torch.cat([trained.model.decoder(part) for part in parts])
 
 
 def sample(trained: Pretrained, count: int, generator: torch.Generator) -> Tensor:
     """Images drawn from the model, shared between processes."""
-    return in_chunks(
-        count, lambda rows, g: [trained.method.sample(trained.model, rows.stop - rows.start, g)], generator
-    )[0]
+
+    def work(rows: slice, source: torch.Generator) -> list[Tensor]:
+        return [trained.method.sample(trained.model, rows.stop - rows.start, source).cpu()]
+
+    return in_chunks(count, work, generator)[0]
 
 
 class Reconstruction(NamedTuple):
@@ -52,16 +55,12 @@ def reconstruct(
     ``by="method"`` is the method's own inference, an encoder where there is one; ``by="dynamics"`` is short run
     dynamics on the decoder, whatever the method.
     """
-    method = trained.method if by == "method" else Learner
-    if by == "dynamics" and not hasattr(trained.model, "log_prior"):
-        method = trained.method  # which says why it cannot
-    elif by == "dynamics" and not getattr(trained.model, "standard_normal_prior", False):
-        raise NotPossibleError(f"short run dynamics needs latents with a normal prior, which {trained.name} has not")
+    infer = trained.method.infer if by == "method" else trained.method.infer_by_dynamics
     masks = None if mask is None else mask.expand(len(x), *mask.shape[1:])
 
     def work(rows: slice, source: torch.Generator) -> list[Tensor]:
         part = None if masks is None else masks[rows].to(trained.device)
-        z, divergent = method.infer(trained.model, x[rows].to(trained.device), trained.dynamics, part, source)
+        z, divergent = infer(trained.model, x[rows].to(trained.device), trained.dynamics, part, source)
         return [decode(trained, z).cpu(), divergent.cpu(), *(layer.cpu() for layer in z)]
 
     images, divergent, *z = in_chunks(len(x), work, generator)
@@ -71,6 +70,12 @@ def reconstruct(
 def mse_per_image(images: Tensor, x: Tensor) -> Tensor:
     """Mean square error per pixel, images in [-1, 1]; shape ``(n,)``."""
     return (images - x).square().flatten(1).mean(1)
+
+
+def mean_image_error(seen: Images, x: Tensor, mask: Tensor) -> float:
+    """Error on the hidden pixels if they are filled with the mean of the training images: what inpainting must beat."""
+    mean_image = seen.batch(slice(0, 5000)).mean(0)
+    return float((mean_image - x).square()[~mask.expand_as(x)].mean())
 
 
 class Inpainting(NamedTuple):

@@ -18,14 +18,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from shortrun import data
 from shortrun.config import TrainConfig
 from shortrun.learners import METHODS
-from shortrun.learners.base import Batch, NotPossibleError, Update, seeded
+from shortrun.learners.base import Batch, NotPossibleError, Update
 from shortrun.masks import make_mask
-from shortrun.parallel import accelerator
+from shortrun.parallel import accelerator, seeded
 from shortrun.pictures import save_grid
 from shortrun.runs import RunError, load_checkpoint, save_checkpoint, save_pretrained
 
 PATIENCE = 20
-TUNING_IMAGES = 16
+OFFERED_IMAGES = 16  # training images that a method gets for tuning and before evaluations; it may use fewer
 MAX_RECOVERIES = 5
 
 
@@ -211,7 +211,7 @@ class Loop:
             group["lr"] = rate * self.rate_factor
         if self.learner.tuning_is_due(self.iteration):
             begun = time.perf_counter()
-            self.learner.tune(self.draw(TUNING_IMAGES, "tuning"), self.generators["tuning"])
+            self.learner.tune(self.draw(OFFERED_IMAGES, "tuning"), self.generators["tuning"])
             self.tuning_seconds += time.perf_counter() - begun
             self.log(
                 {
@@ -237,7 +237,7 @@ class Loop:
 
         The images are shared between the processes; each has random numbers of its own.
         """
-        self.learner.prepare(self.draw(TUNING_IMAGES, "evaluation"), self.generators["evaluation"])
+        self.learner.prepare(self.draw(OFFERED_IMAGES, "evaluation"), self.generators["evaluation"])
         count = min(self.config.evaluate_images, len(self.test_images))
         world = self.accelerator.num_processes
         count = max(count // world, 1) * world

@@ -39,13 +39,8 @@ class ABP(ShortRun):
         return tuple(layer[rows].to(self.accelerator.device) for layer in self.chains)
 
     def keep(self, batch: Batch, z: Latents) -> None:
-        rows = self.own(batch.indices)
-        if self.accelerator.num_processes > 1:
-            rows = self.accelerator.gather(self.accelerator.pad_across_processes(rows.to(z[0].device), pad_index=-1))
-            z = tuple(self.accelerator.gather(self.accelerator.pad_across_processes(layer)) for layer in z)
-            rows, z = rows[rows >= 0], tuple(layer[rows >= 0] for layer in z)
         for chains, layer in zip(self.chains, z, strict=True):
-            chains[rows.cpu()] = layer.detach().cpu()
+            self.remember(chains, batch, layer)
 
     @classmethod
     def infer(

@@ -77,6 +77,13 @@ class Learner:
         cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
     ) -> Inferred:
         """Latents of ``x`` by the method's own inference; hidden pixels have no influence."""
+        return cls.infer_by_dynamics(model, x, dynamics, mask, generator)
+
+    @classmethod
+    def infer_by_dynamics(
+        cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
+    ) -> Inferred:
+        """Latents of ``x`` by short run dynamics on the decoder, whatever the method."""
         z, diagnostics = infer(model, x, dynamics, mask=mask, generator=generator, return_diagnostics=True)
         return Inferred(z, diagnostics.divergent[-1])
 
@@ -155,6 +162,16 @@ class Learner:
         """N(0, 1) noise for the whole batch, drawn alike by all processes, of which each takes its share."""
         return self.own(standard_normal(shape, like, generator))
 
+    def remember(self, table: Tensor, batch: Batch, values: Tensor) -> None:
+        """Write what each process found for its share of the batch into a table with a row per training image."""
+        rows = self.own(batch.indices)
+        if self.accelerator.num_processes > 1:
+            gather, pad = self.accelerator.gather, self.accelerator.pad_across_processes
+            rows = gather(pad(rows.to(values.device), pad_index=-1))
+            values = gather(pad(values))[rows >= 0]
+            rows = rows[rows >= 0]
+        table[rows.cpu()] = values.detach().cpu()
+
     def descend(self, loss: Tensor, count: Tensor, gradients: tuple[Tensor, ...], unit: float) -> tuple[float, bool]:
         """One step of the optimiser down ``unit * loss / count``, both summed over the processes.
 
@@ -173,9 +190,3 @@ class Learner:
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         return value, True
-
-
-def seeded(generator: torch.Generator, count: int) -> list[torch.Generator]:
-    """One generator per example, so that results do not depend on how examples are shared out."""
-    seeds = torch.randint(2**62, (count,), generator=generator).tolist()
-    return [torch.Generator().manual_seed(seed) for seed in seeds]

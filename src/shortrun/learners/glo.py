@@ -30,6 +30,12 @@ def to_ball(z: Tensor) -> Tensor:
     return z / z.norm(dim=1, keepdim=True).clamp_min(1)
 
 
+def visible_residual(model: Any, x: Tensor, z: Tensor, mask: Tensor | None) -> Tensor:
+    """``x - g(z)``, zero where a pixel is hidden."""
+    residual = x - model.decoder((z,))
+    return residual if mask is None else torch.where(mask.expand_as(x), residual, 0.0)
+
+
 class CodeModel(GaussianModel):
     """Codes with a Gaussian fitted to them as their prior."""
 
@@ -89,21 +95,16 @@ class GLO(Learner):
     def update(self, batch: Batch, share: float, generator: torch.Generator) -> Update:
         """One step for the generator by its optimiser, one for the codes of the batch by projected gradient descent."""
         x, mask = self.own_batch(batch)
-        rows = self.own(batch.indices)
-        z = self.codes[rows].to(x.device).requires_grad_()
+        z = self.codes[self.own(batch.indices)].to(x.device).requires_grad_()
         with self.accelerator.autocast():
-            residual = x - self.model.decoder((z,))
-        if mask is not None:
-            residual = torch.where(mask.expand_as(x), residual, 0.0)
+            residual = visible_residual(self.model, x, z, mask)
         loss = residual.float().square().flatten(1).mean(1).sum()
         gradient, *gradients = torch.autograd.grad(loss, [z, *self.parameters])
         value, finite = self.descend(loss, torch.tensor(len(x), device=x.device), tuple(gradients), 1.0)
         rate = self.config.code_rate * self.optimiser.param_groups[0]["lr"] / self.config.learning_rates[0]
         moved = to_ball(z.detach() - rate * gradient)
         if finite:
-            places = self.accelerator.gather(self.accelerator.pad_across_processes(rows.to(x.device), pad_index=-1))
-            moved = self.accelerator.gather(self.accelerator.pad_across_processes(moved))
-            self.codes[places[places >= 0].cpu()] = moved[places >= 0].cpu()
+            self.remember(self.codes, batch, moved)
         return Update(value, 0, finite, (float(moved.std()) * math.sqrt(moved.shape[1]),))
 
     def prepare(self, batch: Batch, generator: torch.Generator) -> None:
@@ -119,13 +120,17 @@ class GLO(Learner):
         for step in range(TEST_STEPS):
             optimiser.param_groups[0]["lr"] = TEST_RATE * (1 - step / TEST_STEPS)
             with torch.enable_grad():
-                residual = x - model.decoder((z,))
-                if mask is not None:
-                    residual = torch.where(mask.expand_as(x), residual, 0.0)
-                (z.grad,) = torch.autograd.grad(residual.square().sum(), z)
+                error = visible_residual(model, x, z, mask).square().sum()
+                (z.grad,) = torch.autograd.grad(error, z)
             optimiser.step()
             z.data = to_ball(z.data)
         return Inferred((z.detach(),), torch.zeros(len(x), dtype=torch.bool, device=x.device))
+
+    @classmethod
+    def infer_by_dynamics(
+        cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
+    ) -> Inferred:
+        raise NotPossibleError("short run dynamics needs latents with a normal prior, which glo has not")
 
     @classmethod
     def lower_bound(cls, model: Any, x: Tensor, dynamics: Langevin, generator: torch.Generator) -> Tensor:

@@ -82,7 +82,7 @@ class Glow(Learner):
             return model.decode(noise).clamp(-1, 1)
 
     @classmethod
-    def infer(
+    def infer_by_dynamics(
         cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
     ) -> Inferred:
         raise NotPossibleError(

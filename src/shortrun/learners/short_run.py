@@ -21,8 +21,9 @@ from torch import Tensor
 from shortrun.config import TrainConfig
 from shortrun.entropy import top_curvature
 from shortrun.langevin import Langevin, Target, is_divergent
-from shortrun.learners.base import Batch, Learner, Update, seeded
+from shortrun.learners.base import Batch, Learner, Update
 from shortrun.model import Latents, standard_normal
+from shortrun.parallel import seeded
 from shortrun.tune import Guard, StepSizeError, tune_by_gradient, tune_by_grid
 
 EARLY_TUNING = (0, 10, 40)
