@@ -167,7 +167,11 @@ def test_fid_command_and_comparison(tmp_path, network, capsys):
     main(words)  # finished methods are not done again
     assert (tmp_path / "compare" / "glow" / "result.json").stat().st_mtime_ns == before
     capsys.readouterr()
-    for changed, message in ((["--images", "5"], "images differ"), (["--minutes", "1"], "equal time or equal updates")):
+    for changed, message in (
+        (["--images", "5"], "images differ"),
+        (["--images", "0"], "one or more images"),
+        (["--minutes", "1"], "equal time or equal updates"),
+    ):
         with pytest.raises(SystemExit):
             main([*words, *changed])
         assert message in capsys.readouterr().err

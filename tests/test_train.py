@@ -324,6 +324,10 @@ def test_configuration_survives_its_file(tmp_path):
         ({"learn_last": 99}, "learn_last is 99"),
         ({"iterations": None, "minutes": None}, "never end"),
         ({"sigma": (0.3, 0.0)}, "must be positive"),
+        ({"minutes": 0.0}, "minutes is 0.0"),
+        ({"minutes": float("nan")}, "minutes is nan"),
+        ({"iterations": 0}, "iterations is 0"),
+        ({"kl_warm_up": -1.0}, "kl_warm_up must lie"),
     ],
 )
 def test_bad_settings_are_named(changes, message):

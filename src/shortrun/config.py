@@ -129,6 +129,12 @@ class TrainConfig:
             problems.append(f"learn_last is {self.learn_last}, more than the {self.steps + 1} points of a chain")
         if self.iterations is None and self.minutes is None:
             problems.append("neither iterations nor minutes is set: the run would never end")
+        for name in ("iterations", "minutes"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                problems.append(f"{name} is {value}; expected more than zero")
+        if not 0 <= self.kl_warm_up <= 1 or not self.code_rate > 0:
+            problems.append("kl_warm_up must lie between 0 and 1, and code_rate must be positive")
         if min(self.sigma) <= 0 or self.step_size <= 0 or min(self.learning_rates) <= 0:
             problems.append("sigma, step_size and learning_rates must be positive")
         if problems:
@@ -244,6 +250,17 @@ class Terms:
     likelihood_images: int = 16
     """Held-out images for bounds and annealed importance sampling; 0 leaves these out."""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.images < 1 or self.likelihood_images < 0 or self.samples < 0 or self.samples == 1:
+            raise ValueError(
+                f"images is {self.images}, likelihood_images {self.likelihood_images}, samples {self.samples}; "
+                "expected one or more images, zero or more likelihood_images, and samples either zero or at least two"
+            )
+        for name in ("minutes", "updates"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value}; expected more than zero")
 
     def config(self, method: Method) -> TrainConfig:
         config = replace(preset(self.preset, self.data, method), data_root=self.data_root, seed=self.seed)
