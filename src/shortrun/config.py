@@ -113,6 +113,8 @@ class TrainConfig:
     """Seconds between checkpoints (or iterations, if there is no limit of minutes)."""
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
     """Of the network; latents and their update stay in float32."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether gradients are compiled: it takes up to half a minute once; auto does it for long runs."""
     tensorboard: bool = False
     """Also write TensorBoard events into the run folder."""
 

@@ -58,6 +58,11 @@ class Head(nn.Module):
         return self.linear(self.conv(maps).flatten(1))
 
 
+def as_log_variance(raw: Tensor) -> Tensor:
+    """``log sigma_l^2``, positive and bounded, from what the head for the variance says."""
+    return F.softplus(raw).clamp(max=LOG_VARIANCE_LIMIT)
+
+
 class ToImage(nn.Module):
     """``o_0``: transposed convolutions that double the size until it is that of the image, then tanh."""
 
@@ -69,10 +74,14 @@ class ToImage(nn.Module):
             for a, b in zip([channels, *widths[1:-1]], widths[1:], strict=True)
         )
 
-    def forward(self, maps: Tensor) -> Tensor:
+    def hidden(self, maps: Tensor) -> Tensor:
+        """All but the last doubling."""
         for layer in self.layers[:-1]:
             maps = F.gelu(layer(maps))
-        return torch.tanh(self.layers[-1](maps))
+        return maps
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return torch.tanh(self.layers[-1](self.hidden(maps)))
 
 
 def _doublings(image: Sequence[int], base: int | None) -> tuple[tuple[int, int], int]:
@@ -129,7 +138,7 @@ class TopDownGenerator(nn.Module):
             raise ValueError(f"maps of {maps[0]}x{maps[1]} are too small for the 5x5 heads; choose a larger base")
         width = channels if head_channels is None else head_channels
         self.latent_shapes = tuple((int(size),) for size in latent_sizes)
-        self.image = tuple(image)
+        self.image, self.maps = tuple(image), maps
         self.projections = nn.ModuleList(Projection(size, channels, maps) for size in latent_sizes)
         self.blocks = nn.ModuleList(Block(channels) for _ in latent_sizes)
         self.means = nn.ModuleList(Head(channels, width, maps, size) for size in latent_sizes[1:])
@@ -146,8 +155,7 @@ class TopDownGenerator(nn.Module):
         z = [top]
         for i in range(1, len(self.blocks)):
             mean = self.means[i - 1](hidden)
-            log_variance = F.softplus(self.variances[i - 1](hidden)).clamp(max=LOG_VARIANCE_LIMIT)
-            z.append(choose(i, mean, log_variance))
+            z.append(choose(i, mean, as_log_variance(self.variances[i - 1](hidden))))
             hidden = self.blocks[i](self.projections[i](z[-1])) + hidden
         return self.to_image(self.last_block(hidden)), tuple(z)
 
@@ -160,6 +168,104 @@ class TopDownGenerator(nn.Module):
     def to_latents(self, noises: Latents) -> Latents:
         """From ``(z_L, eps_{L-1}, ..., eps_1)`` to ``(z_L, ..., z_1)``."""
         return self._follow(noises)[1]
+
+    def frozen(self) -> FrozenGenerator:
+        """The same function for as long as the parameters stay as they are, cheaper to evaluate."""
+        return FrozenGenerator(self)
+
+
+# A transposed convolution with kernel 4, stride 2 and padding 1 puts pixel 2 i + a together from the inputs
+# i - 1, i, i + 1 through the elements k = a + 1 - 2 (offset) of its kernel; entry (a, offset + 1, k) is 1 there.
+DOUBLING = torch.zeros(2, 3, 4)
+DOUBLING[0, 0, 3] = DOUBLING[0, 1, 1] = DOUBLING[1, 1, 2] = DOUBLING[1, 2, 0] = 1
+
+
+class FrozenGenerator(nn.Module):
+    """A :class:`TopDownGenerator` whose parameters stay as they are for a while: the same function, less work.
+
+    No nonlinearity stands between the two parts of a projection or of a head, so each is one matrix, and the two
+    heads of a layer share one. For the published five-layer model this leaves less than half of the arithmetic of a
+    Langevin step. The last doubling of the maps is a 3x3 convolution that paints the four pixels of each 2x2
+    square side by side, as :meth:`arrange` puts those of an image: transposed convolutions to few colours are slow.
+    """
+
+    squares_weight: Tensor
+    squares_bias: Tensor
+
+    def __init__(self, generator: TopDownGenerator) -> None:
+        super().__init__()
+        self.generator = generator
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Fold the present parameters; the tensors stay where they are, so that compiled code stays valid."""
+        source: Any = self.generator
+        with torch.no_grad():
+            for i, projection in enumerate(source.projections):
+                self._keep(f"projection_{i}", *_fold_projection(projection))
+            for i, heads in enumerate(zip(source.means, source.variances, strict=True), 1):
+                weights, biases = zip(*(_fold_head(head, source.maps) for head in heads), strict=True)
+                self._keep(f"head_{i}", torch.cat(weights), torch.cat(biases))
+            last = source.to_image.layers[-1]
+            step = DOUBLING.to(last.weight)
+            squares = torch.einsum("iokl,ahk,bwl->oabihw", last.weight, step, step)
+            layout = _layout(last.weight)
+            self._keep(
+                "squares", squares.flatten(0, 2).contiguous(memory_format=layout), last.bias.repeat_interleave(4)
+            )
+
+    def _keep(self, name: str, weight: Tensor, bias: Tensor) -> None:
+        for part, value in (("weight", weight), ("bias", bias)):
+            key = f"{name}_{part}"
+            if hasattr(self, key):
+                getattr(self, key).copy_(value)
+            else:
+                self.register_buffer(key, value)
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return F.linear(x, getattr(self, f"{name}_weight"), getattr(self, f"{name}_bias"))
+
+    def _project(self, i: int, z: Tensor) -> Tensor:
+        """Maps in channels-last order, which is the order of the folded matrices."""
+        height, width = self.generator.maps
+        return self._linear(f"projection_{i}", z.flatten(1)).view(len(z), height, width, -1).permute(0, 3, 1, 2)
+
+    def arrange(self, x: Tensor) -> Tensor:
+        """Pixels (n, colours, 2 h, 2 w) as (n, 4 colours, h, w), a channel for each place in a 2x2 square."""
+        return F.pixel_unshuffle(x, 2).contiguous(memory_format=torch.channels_last)
+
+    def forward(self, z: Latents) -> Tensor:
+        """The image of noises ``(z_L, eps_{L-1}, ..., eps_1)``, arranged."""
+        source = self.generator
+        hidden = source.blocks[0](self._project(0, z[0]))
+        for i in range(1, len(z)):
+            mean, raw = self._linear(f"head_{i}", hidden.permute(0, 2, 3, 1).flatten(1)).chunk(2, 1)
+            latent = mean + torch.exp(0.5 * as_log_variance(raw)) * z[i].flatten(1)
+            hidden = source.blocks[i](self._project(i, latent)) + hidden
+        hidden = source.to_image.hidden(source.last_block(hidden))
+        return torch.tanh(F.conv2d(hidden, self.squares_weight, self.squares_bias, padding=1))
+
+
+def _layout(weight: Tensor) -> torch.memory_format:
+    last = weight.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def _fold_projection(projection: Projection) -> tuple[Tensor, Tensor]:
+    linear, spread = projection.linear, projection.spread
+    columns = linear.weight.t().reshape(-1, *projection.shape)
+    maps = F.conv_transpose2d(columns, spread.weight, padding=2)
+    bias = spread(linear.bias.view(1, *projection.shape))
+    return maps.permute(2, 3, 1, 0).flatten(0, 2).contiguous(), bias.permute(0, 2, 3, 1).flatten().contiguous()
+
+
+def _fold_head(head: Head, maps: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    height, width = maps
+    rows = head.linear.weight.view(-1, head.conv.out_channels, height - 4, width - 4)
+    weight = F.conv_transpose2d(rows, head.conv.weight)
+    assert head.conv.bias is not None
+    bias = head.linear.bias + rows.sum((2, 3)) @ head.conv.bias
+    return weight.permute(0, 2, 3, 1).flatten(1), bias
 
 
 class LatentCoordinates(nn.Module):

@@ -125,7 +125,8 @@ class Target:
     """The log joint of one batch over flat latents ``(n, d)``: inputs are checked once, here, at the door.
 
     ``x`` and ``mask`` are repeated ``chains`` times, so that chain ``c`` of example ``i`` is row
-    ``i * chains + c``.
+    ``i * chains + c``. ``evaluations`` says how often each chain will ask for the log joint: where that is
+    often enough, a model that can be frozen is.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class Target:
         generator: RandomSource = None,
         start: Latents | None = None,
         chains: int = 1,
+        evaluations: int = 0,
     ) -> None:
         _check_data(x, mask)
         if isinstance(generator, Sequence) and len(generator) != len(x):
@@ -157,6 +159,11 @@ class Target:
         self.shapes = tuple(layer.shape[1:] for layer in z)
         self.sizes = [layer[0].numel() for layer in z]
         self.dimension = sum(self.sizes)
+        if evaluations * len(self.x) >= self.dimension:  # else folding the weights would cost more than it saves
+            frozen = model.frozen() if hasattr(model, "frozen") else None
+            if frozen is not None:
+                self.model, self.x = frozen, frozen.arrange(self.x)
+                self.mask = None if self.mask is None else frozen.arrange(self.mask)
 
     def _sample_prior(self, generator: RandomSource) -> Latents:
         sample = self.model.sample_prior
@@ -337,7 +344,7 @@ def infer(
     torch.Size([5, 2])
     """
     with torch.inference_mode(False), torch.no_grad():
-        target = Target(model, x, mask, generator=generator, start=start)
+        target = Target(model, x, mask, generator=generator, start=start, evaluations=dynamics.steps)
         table = dynamics.table(len(target.sizes)).tolist()
         z = target.start
         history: list[tuple[Tensor, Tensor]] = []

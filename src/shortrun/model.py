@@ -134,3 +134,26 @@ class GaussianModel(nn.Module):
         NaN, nor what the decoder paints there has any influence on the result or on its gradient.
         """
         return gaussian_log_likelihood(x, self.decoder(z), self.sigma, mask)
+
+    def frozen(self) -> FrozenModel | None:
+        """The same model for as long as its parameters stay as they are, if the decoder offers one.
+
+        Chains at fixed parameters run on it: see :class:`shortrun.generators.FrozenGenerator`.
+        """
+        return FrozenModel(self) if hasattr(self.decoder, "frozen") else None
+
+
+class FrozenModel(GaussianModel):
+    """What :meth:`GaussianModel.frozen` gives; it takes images and masks in the order of :meth:`arrange`."""
+
+    def __init__(self, model: GaussianModel) -> None:
+        super().__init__(model.decoder.frozen(), model.latent_shapes)  # type: ignore[attr-defined]
+        self.sigma = model.sigma  # the same tensor: annealing is felt here too
+
+    def arrange(self, x: Tensor) -> Tensor:
+        """The pixels in the order in which the frozen decoder paints them; a sum over pixels does not mind."""
+        return self.decoder.arrange(x)  # type: ignore[attr-defined]
+
+    def refresh(self) -> None:
+        """Take over the parameters as they are now."""
+        self.decoder.refresh()  # type: ignore[attr-defined]

@@ -85,6 +85,7 @@ class Loop:
         self.model: Any = model.to(device=self.accelerator.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._check_model()
         self.learner = method(self.model, config, self.accelerator, self.train_images)
+        self.learner.say = say
         self.generators = {
             name: torch.Generator().manual_seed(1000 * config.seed + i)
             for i, name in enumerate(("order", "chains", "tuning", "masks", "evaluation"))

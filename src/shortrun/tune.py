@@ -123,7 +123,7 @@ def free_energy_details(
     """
     wants_gradient = table is not None and table.requires_grad
     with torch.inference_mode(False), torch.set_grad_enabled(wants_gradient):
-        target = Target(model, x, mask, generator=generator, chains=how.samples)
+        target = Target(model, x, mask, generator=generator, chains=how.samples, evaluations=dynamics.steps)
         if how.entropy == "averaged":
             start = tuple(layer.repeat_interleave(how.noises, 0) for layer in target.start)
             target = Target(model, x, mask, start=start, chains=how.samples * how.noises)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,20 @@ from shortrun.model import Latents, RandomSource, standard_normal
 from shortrun.tune import free_energy
 
 EXACT_UP_TO = 64  # latents; with more of them, log-determinants are estimated without matrices
+
+
+COMPILED_TOLERANCE = {"no": 1e-3, "bf16": 0.1, "fp16": 0.1}
+"""How far compiled gradients may be from those of autograd, relative to the largest, by mixed precision."""
+COMPILE_FROM_MINUTES, COMPILE_FROM_UPDATES = 4.0, 20_000
+
+
+def compile_pays(config: TrainConfig) -> bool:
+    """Whether compiling is asked for, or the run is long enough to earn back the half minute that it may take."""
+    if config.compile != "auto":
+        return config.compile == "on"
+    updates = math.inf if config.iterations is None else config.iterations * config.learn_last
+    minutes = math.inf if config.minutes is None else config.minutes
+    return minutes >= COMPILE_FROM_MINUTES and updates >= COMPILE_FROM_UPDATES
 
 
 class NotPossibleError(ValueError):
@@ -104,9 +119,15 @@ class Learner:
         """What infers latents through the decoder."""
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimiser: torch.optim.Optimizer = torch.optim.Adam(
-            self.parameters, lr=config.learning_rates[0], betas=config.betas
+            self.parameters, lr=config.learning_rates[0], betas=config.betas, fused=True
         )
+        self.compiled = compile_pays(config)
+        self.say: Callable[[str], None] = lambda text: None
+        """Where messages to the user go."""
         self.last_tuning: dict[str, Any] | None = None
+
+    def tell(self, text: str) -> None:
+        self.say(text)
 
     def update(self, batch: Batch, share: float, generator: torch.Generator) -> Update:
         """Learn from a batch; ``share`` is how much of the run is over."""

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from shortrun.config import TrainConfig
 from shortrun.entropy import top_curvature
+from shortrun.gradients import Evaluator
 from shortrun.langevin import Langevin, Target, is_divergent
-from shortrun.learners.base import Batch, Learner, Update
+from shortrun.learners.base import COMPILED_TOLERANCE, Batch, Learner, Update
 from shortrun.model import Latents, standard_normal
 from shortrun.parallel import seeded
 from shortrun.tune import Guard, StepSizeError, tune_by_gradient, tune_by_grid
@@ -52,6 +53,10 @@ class ShortRun(Learner):
         self.target_size = config.step_size
         """Where the guard may raise the step to: the tuned one, or the longest if longer was always better."""
         self.iterations = 0
+        self.evaluator = Evaluator(
+            model, self.parameters, accelerator.autocast, self.compiled, COMPILED_TOLERANCE[config.mixed_precision],
+            self.tell,
+        )  # fmt: skip
 
     # -- one iteration --------------------------------------------------------------------------------
 
@@ -61,13 +66,6 @@ class ShortRun(Learner):
 
     def keep(self, batch: Batch, z: Latents) -> None:
         """Chains are not remembered: each begins anew from the prior."""
-
-    def _log_joint(self, x: Tensor, mask: Tensor | None, z: Latents, differentiate: bool) -> tuple[Latents, Tensor]:
-        """Latents as leaves, and log p(x, z) in float32 whatever the precision of the network."""
-        leaves = tuple(layer.detach().requires_grad_(differentiate) for layer in z)
-        with self.accelerator.autocast():
-            value = self.model.log_prior(leaves) + self.model.log_likelihood(x, leaves, mask)
-        return leaves, value.float()
 
     def update(self, batch: Batch, share: float, generator: torch.Generator) -> Update:
         """Infer the latents of ``x`` and update the generator along the way.
@@ -84,12 +82,12 @@ class ShortRun(Learner):
         diverged = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         first: Tensor | None = None
         loss, finite = math.nan, True
+        moves = self.config.steps + 1 - self.config.learn_last
+        self.evaluator.begin(x, mask, moves)
         for k in range(self.config.steps + 1):
-            learn = k > self.config.steps - self.config.learn_last
-            moving = k < self.config.steps
-            leaves, log_joint = self._log_joint(x, mask, z, moving)
-            first = log_joint.detach() if first is None else first
-            bad = is_divergent(log_joint.detach(), first, dimension)
+            point = self.evaluator.move(z) if k < moves else self.evaluator.learn(z, ~diverged)
+            first = point.log_joint if first is None else first
+            bad = is_divergent(point.log_joint, first, dimension)
             if bad.any():
                 # A chain that left must not touch the parameters, nor its NaNs those of others: it goes
                 # back to its start, and this point is evaluated again.
@@ -98,20 +96,19 @@ class ShortRun(Learner):
                     torch.where(bad.view(-1, *[1] * (layer.ndim - 1)), origin, layer)
                     for layer, origin in zip(z, start, strict=True)
                 )
-                leaves, log_joint = self._log_joint(x, mask, z, moving)
-            moved, gradients = self._gradients(log_joint, leaves if moving else (), learn, diverged)
-            if learn:
-                used = torch.where(diverged, 0.0, -log_joint.detach()).sum()
-                gradients = tuple(-g for g in gradients)
+                point = self.evaluator.move(z) if k < moves else self.evaluator.learn(z, ~diverged)
+            if k >= moves:
+                used = torch.where(diverged, 0.0, -point.log_joint).sum()
+                gradients = tuple(-g for g in point.gradients)
                 loss, finite = self.descend(used, (~diverged).sum(), gradients, unit)
                 if not finite:
                     break
-            if moving:
+            if k < self.config.steps:
                 z = tuple(
-                    layer.detach()
+                    layer
                     + s * drift.float()
                     + math.sqrt(2 * s) * self.own_noise((count, *layer.shape[1:]), layer, generator)
-                    for layer, drift, s in zip(z, moved, sizes[k], strict=True)
+                    for layer, drift, s in zip(z, point.drift, sizes[k], strict=True)
                 )
         total = int(self.accelerator.reduce(diverged.sum().float(), "sum"))
         if finite:
@@ -123,16 +120,6 @@ class ShortRun(Learner):
                 elif self.iterations % GUARD_EVERY == 0:
                     self._follow_curvature(x, mask, z, generator)
         return Update(loss, total, finite, tuple(float(layer.detach().std()) for layer in z))
-
-    def _gradients(
-        self, log_joint: Tensor, leaves: Latents, learn: bool, diverged: Tensor
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Of the log joint: with respect to the latents, and to the parameters without the diverged chains."""
-        if learn and diverged.any():
-            drift = torch.autograd.grad(log_joint.sum(), leaves, retain_graph=True) if leaves else ()
-            return drift, torch.autograd.grad(torch.where(diverged, 0.0, log_joint).sum(), self.parameters)
-        both = torch.autograd.grad(log_joint.sum(), [*leaves, *(self.parameters if learn else ())])
-        return both[: len(leaves)], both[len(leaves) :]
 
     # -- the step size --------------------------------------------------------------------------------
 

@@ -9,16 +9,20 @@ The decoder is the generator that short run inference learns; the encoder is wha
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator
 from torch import Tensor, nn
 
-from shortrun.config import ModelConfig
+from shortrun.config import ModelConfig, TrainConfig
 from shortrun.generators import ModelError, build_model
+from shortrun.gradients import checked
 from shortrun.langevin import Langevin
-from shortrun.learners.base import Batch, Inferred, Learner, Update
+from shortrun.learners.base import COMPILED_TOLERANCE, Batch, Inferred, Learner, Update
 from shortrun.model import GaussianModel, Latents, RandomSource
 from shortrun.tune import StepSizeError, tune_by_grid
 
@@ -74,12 +78,13 @@ class Autoencoder(GaussianModel):
 
 
 class GaussianAutoencoder(Autoencoder):
-    """One layer of latents, diagonal Gaussian posterior."""
+    """Diagonal Gaussian posterior over the latents; of a generator with several layers, over all its noises."""
 
     def __init__(self, decoder: Any, image: tuple[int, int, int], channels: int, sigma: float) -> None:
         super().__init__(decoder, decoder.latent_shapes, sigma)
         self.trunk = Trunk(image, channels)
-        self.head = nn.Linear(math.prod(self.trunk.shape), 2 * math.prod(self.latent_shapes[0]))
+        self.sizes = [math.prod(shape) for shape in self.latent_shapes]
+        self.head = nn.Linear(math.prod(self.trunk.shape), 2 * sum(self.sizes))
 
     def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation."""
@@ -88,8 +93,9 @@ class GaussianAutoencoder(Autoencoder):
 
     def encode(self, x: Tensor, eps: Latents) -> Encoded:
         mean, log_sd = self.posterior(x)
-        z = mean + torch.exp(log_sd) * eps[0].flatten(1)
-        return Encoded((z.view_as(eps[0]),), gaussian_log_density(z, mean, log_sd), gaussian_kl(mean, log_sd))
+        flat = mean + torch.exp(log_sd) * torch.cat([layer.flatten(1) for layer in eps], 1)
+        z = tuple(part.view_as(layer) for part, layer in zip(flat.split(self.sizes, 1), eps, strict=True))
+        return Encoded(z, gaussian_log_density(flat, mean, log_sd), gaussian_kl(mean, log_sd))
 
 
 class VAE(Learner):
@@ -97,8 +103,10 @@ class VAE(Learner):
 
     @classmethod
     def build(cls, config: ModelConfig, image: tuple[int, int, int], sigma: float) -> nn.Module:
-        decoder = one_layer_decoder(config, image, sigma, "vae")
-        return GaussianAutoencoder(decoder, image, config.encoder_channels, sigma)
+        model: Any = build_model(config, image, sigma)
+        if config.coordinates != "noise":
+            raise ModelError("the encoder of a vae works in noise coordinates; latent coordinates were asked for")
+        return GaussianAutoencoder(model.decoder, image, config.encoder_channels, sigma)
 
     @classmethod
     def infer(
@@ -130,21 +138,37 @@ class VAE(Learner):
                 draws.append(model.log_likelihood(x, encoded.z) - encoded.kl)
         return torch.stack(draws).mean(0)
 
+    def __init__(self, model: Any, config: TrainConfig, accelerator: Accelerator, images: Any = None) -> None:
+        super().__init__(model, config, accelerator, images)
+        self.differentiate = partial(self._differentiate, self._loss)
+        if self.compiled:
+            fast = partial(self._differentiate, torch.compile(self._loss, dynamic=False))
+            tolerance = COMPILED_TOLERANCE[config.mixed_precision]
+            self.differentiate = checked("learning step", fast, self.differentiate, tolerance, self.tell)  # type: ignore[assignment]
+
+    def _loss(self, x: Tensor, mask: Tensor | None, eps: Latents, weight: Tensor) -> tuple[Tensor, Latents]:
+        """Minus the ELBO of the batch, its KL term weighted, and the latents."""
+        visible = x if mask is None else torch.where(mask.expand_as(x), x, 0.0)
+        with self.accelerator.autocast():
+            encoded = self.model.encode(visible, eps)
+            loss = weight * encoded.kl - self.model.log_likelihood(x, encoded.z, mask)
+        return loss.float().sum(), encoded.z
+
+    def _differentiate(
+        self, function: Callable[..., tuple[Tensor, Latents]], *arguments: Any
+    ) -> tuple[Tensor, Latents, tuple[Tensor, ...]]:
+        loss, z = function(*arguments)
+        return loss.detach(), tuple(layer.detach() for layer in z), torch.autograd.grad(loss, self.parameters)
+
     def update(self, batch: Batch, share: float, generator: torch.Generator) -> Update:
         """One step up the ELBO, with the weight of the KL term rising from 0 to 1 during the warm-up."""
         x, mask = self.own_batch(batch)
         eps = tuple(self.own(layer) for layer in self.model.sample_prior(len(batch.x), generator))
         weight = min(1.0, share / self.config.kl_warm_up) if self.config.kl_warm_up else 1.0
-        visible = x if mask is None else torch.where(mask.expand_as(x), x, 0.0)
-        with self.accelerator.autocast():
-            encoded = self.model.encode(visible, eps)
-            loss = weight * encoded.kl - self.model.log_likelihood(x, encoded.z, mask)
-        loss = loss.float().sum()
-        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        full = tuple(torch.zeros_like(p) if g is None else g for g, p in zip(gradients, self.parameters, strict=True))
+        loss, z, gradients = self.differentiate(x, mask, eps, torch.tensor(weight, device=x.device))
         unit = float(self.model.sigma) ** 2 / x[0].numel()
-        value, finite = self.descend(loss, torch.tensor(len(x), device=x.device), full, unit)
-        return Update(value, 0, finite, tuple(float(layer.detach().std()) for layer in encoded.z))
+        value, finite = self.descend(loss, torch.tensor(len(x), device=x.device), gradients, unit)
+        return Update(value, 0, finite, tuple(float(layer.std()) for layer in z))
 
     def prepare(self, batch: Batch, generator: torch.Generator) -> None:
         """Tune the step size of short run dynamics on the decoder, for tasks that use it instead of the encoder."""

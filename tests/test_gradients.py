@@ -1,0 +1,159 @@
+"""The fast ways to a gradient against the plain one."""
+
+import contextlib
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from shortrun import GaussianModel, Langevin, infer
+from shortrun.config import ModelConfig, preset
+from shortrun.generators import TopDownGenerator, build_model
+from shortrun.gradients import Evaluator, Joint, checked, distance, learn, move
+from shortrun.langevin import Target
+from shortrun.train import train
+from torch import nn
+
+GENERATORS = {
+    "one layer": ([5], (1, 28, 28), {"channels": 4, "base": 7}),
+    "three layers": ([3, 4, 6], (3, 32, 32), {"channels": 4, "base": 8}),
+    "one doubling": ([3, 4], (1, 28, 20), {"channels": 6, "head_channels": 3}),
+    "no last block": ([3, 4], (3, 16, 16), {"channels": 4, "last_block": False}),
+}
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+def build(name, channels_last=False):
+    torch.manual_seed(0)
+    sizes, image, options = GENERATORS[name]
+    generator = TopDownGenerator(sizes, image, **options).double()
+    if channels_last:
+        generator.to(memory_format=torch.channels_last)
+    return GaussianModel(generator, generator.latent_shapes, 0.3)
+
+
+class Unfreezable(nn.Module):
+    """The same model without the offer to be frozen."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.sample_prior, self.log_prior, self.log_likelihood = (
+            model.sample_prior,
+            model.log_prior,
+            model.log_likelihood,
+        )
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_frozen_generator_is_the_same_function(name, channels_last):
+    model = build(name, channels_last)
+    z = model.sample_prior(3, torch.Generator().manual_seed(1))
+    x = torch.rand(3, *GENERATORS[name][1], dtype=torch.float64)
+    frozen = model.frozen()
+    with torch.no_grad():
+        torch.testing.assert_close(frozen.decoder(z), frozen.arrange(model.decoder(z)), rtol=0, atol=1e-13)
+    plain = move(Joint(model, contextlib.nullcontext), z, x, None)
+    fast = move(Joint(frozen, contextlib.nullcontext), z, frozen.arrange(x), None)
+    assert distance(fast, plain) < 1e-6  # the log joint is reported in float32
+    assert distance(fast.drift, plain.drift) < 1e-12
+
+
+def test_refreshing_takes_over_new_parameters_in_place():
+    model = build("three layers")
+    z = model.sample_prior(2, torch.Generator().manual_seed(1))
+    frozen = model.frozen()
+    places = {name: value.data_ptr() for name, value in frozen.named_buffers()}
+    with torch.no_grad():
+        before = model.decoder(z)
+        for parameter in model.parameters():
+            parameter.mul_(1.3)
+        assert not torch.allclose(before, model.decoder(z), atol=1e-3)
+        frozen.refresh()
+        torch.testing.assert_close(frozen.decoder(z), frozen.arrange(model.decoder(z)), rtol=0, atol=1e-12)
+        model.sigma.fill_(0.1)
+    assert frozen.sigma is model.sigma
+    assert places == {name: value.data_ptr() for name, value in frozen.named_buffers()}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_inference_on_the_frozen_model_gives_the_same_chains(masked):
+    model = build("three layers")
+    x = torch.rand(20, 3, 32, 32, dtype=torch.float64) * 2 - 1
+    mask = None
+    if masked:
+        mask = torch.ones(1, 1, 32, 32, dtype=torch.bool)
+        mask[..., 5:20, 9:] = False
+        x = torch.where(mask, x, torch.nan)
+    dynamics = Langevin(steps=10, step_size=0.01)
+    assert Target(model, x, mask, evaluations=10).model is not model
+    assert Target(model, x[:1], mask, evaluations=10).model is model  # so little work is not worth folding
+    fast = infer(model, x, dynamics, mask=mask, generator=torch.Generator().manual_seed(0))
+    plain = infer(Unfreezable(model), x, dynamics, mask=mask, generator=torch.Generator().manual_seed(0))
+    assert distance(fast, plain) < 1e-10
+
+
+def evaluator(model, compiled, say=print):
+    return Evaluator(model, list(model.parameters()), contextlib.nullcontext, compiled, 1e-3, say)
+
+
+def test_unused_chains_do_not_touch_the_parameters():
+    model = build("three layers")
+    x = torch.rand(4, 3, 32, 32, dtype=torch.float64)
+    z = model.sample_prior(4, torch.Generator().manual_seed(0))
+    used = torch.tensor([True, False, True, True])
+    points = evaluator(model, compiled=False)
+    points.begin(x, None, 1)
+    some = points.learn(z, used)
+    joint = Joint(model, contextlib.nullcontext)
+    alone = learn(joint, points.parameters, tuple(layer[used] for layer in z), x[used], None)
+    assert distance(some.gradients, alone.gradients) < 1e-6
+    assert distance(some.drift, points.move(z).drift) < 1e-10
+
+
+@needs_compiler
+def test_compiled_gradients_agree_with_autograd():
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(latent_sizes=(3, 4), channels=4, base=7), (1, 28, 28), 0.3)
+    x = torch.rand(6, 1, 28, 28) * 2 - 1
+    mask = torch.rand(6, 1, 28, 28) < 0.5
+    lines = []
+    plain, fast = evaluator(model, compiled=False), evaluator(model, compiled=True, say=lines.append)
+    everything = torch.ones(6, dtype=torch.bool)
+    for seed in range(3):
+        z = model.sample_prior(6, torch.Generator().manual_seed(seed))
+        for points in (plain, fast):
+            points.begin(x, mask, 1)
+        assert distance(fast.move(z), plain.move(z)) < 1e-5
+        assert distance(fast.learn(z, everything), plain.learn(z, everything)) < 1e-5
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))  # compiled code has to see new parameters
+    assert [line.split(" in ")[0] for line in lines] == ["Langevin step: compiled", "learning step: compiled"]
+
+
+def test_without_a_compiler_the_work_goes_on_with_one_line():
+    lines = []
+
+    def broken(x):
+        raise RuntimeError("no compiler found\nand a long story")
+
+    double = checked("step", broken, lambda x: 2 * x, 1e-3, lines.append)
+    assert [double(torch.tensor(3.0)).item() for _ in range(2)] == [6.0, 6.0]
+    assert lines == ["step: not compiled (no compiler found); going on without, slower"]
+
+
+def test_wrong_compiled_code_is_not_used():
+    lines = []
+    double = checked("step", lambda x: 2.1 * x, lambda x: 2 * x, 1e-3, lines.append)
+    assert [double(torch.tensor(3.0)).item() for _ in range(2)] == [6.0, 6.0]
+    assert len(lines) == 1
+    assert "wrong by 0.05" in lines[0]
+
+
+@needs_compiler
+def test_a_compiled_vae_learns_the_same(tmp_path):
+    config = replace(preset("smoke", "embedded", "vae"), iterations=4)
+    plain = train(replace(config, compile="off"), tmp_path / "plain", quiet=True)
+    fast = train(replace(config, compile="on"), tmp_path / "fast", quiet=True)
+    assert fast.mse == pytest.approx(plain.mse, rel=1e-3)
