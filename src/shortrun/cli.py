@@ -502,6 +502,33 @@ def _demo(arguments: Demo) -> None:
     demo(arguments.out, arguments.minutes, arguments.seed, arguments.smoke)
 
 
+@dataclass
+class Bench:
+    """Measure speed and memory on this machine: against its matrix multiplication, a plain loop and a VAE.
+
+    Takes about fifteen minutes; leave the machine alone meanwhile.
+
+    Example: shortrun bench --out bench.json
+    """
+
+    out: Path | None = None
+    """Also write the figures to this JSON file."""
+    quick: bool = False
+    """One repeat of everything."""
+    paper: bool = True
+    """Also measure the published sizes, which takes most of the time."""
+
+
+def _bench(arguments: Bench) -> None:
+    from shortrun.bench import bench
+    from shortrun.runs import write_json
+
+    result = bench(arguments.quick, arguments.paper)
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(arguments.out, result)
+
+
 COMMANDS = {
     Train: _train,
     Resume: _resume,
@@ -515,6 +542,7 @@ COMMANDS = {
     Interpolate: _interpolate,
     Tune: _tune,
     Data: _data,
+    Bench: _bench,
     Demo: _demo,
 }
 

@@ -1,0 +1,336 @@
+"""Speed and memory on this machine, as ratios within one run: what `shortrun bench` measures.
+
+The yardsticks are the machine's own matrix multiplication, a plain loop in the style of the published training
+script, and a VAE with the same generator. Times are the best of several repeats, taken in turn so that drifts of the
+machine meet all of them; run it on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from shortrun import data
+from shortrun.config import Method, Preset, TrainConfig, preset
+from shortrun.langevin import Langevin, infer
+from shortrun.learners import METHODS
+from shortrun.learners.base import Batch, Learner
+from shortrun.parallel import accelerator
+from shortrun.runs import from_pretrained
+from shortrun.tune import tune_by_grid
+
+SHAPES: dict[str, tuple[int, int, int]] = {"mnist": (1, 28, 28), "svhn": (3, 32, 32)}
+STEP_SIZE = 0.001  # speed does not depend on it, as long as no chain diverges
+MEMORY_BATCHES = (32, 128, 512)
+MEMORY_STEPS = (5, 25, 100)
+INFER_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A preset for images of one data set's shape; their content is random, because speed does not depend on it."""
+
+    preset: Preset
+    data: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.preset} {self.data}"
+
+    def config(self, method: Method = "short-run", **changes: Any) -> TrainConfig:
+        """Settings with a fixed step; the VAE takes over generator and batch of short run inference."""
+        ours = preset(self.preset, self.data)
+        config = replace(preset(self.preset, self.data, method), model=ours.model, batch=ours.batch)
+        return replace(config, **{"tune": "off", "step_size": STEP_SIZE, "compile": "off", **changes})
+
+    def images(self, count: int) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return torch.rand(count, *SHAPES[self.data], generator=generator) * 2 - 1
+
+    def learner(self, config: TrainConfig, say: Callable[[str], None]) -> Learner:
+        torch.manual_seed(0)
+        method = METHODS[config.method]
+        model: Any = method.build(config.model, SHAPES[self.data], 0.3)
+        learner = method(model.to(memory_format=torch.channels_last), config, accelerator())
+        learner.say = say
+        return learner
+
+    def update(self, config: TrainConfig, say: Callable[[str], None] = print) -> Callable[[], object]:
+        """One iteration of training as a function without arguments."""
+        learner, x = self.learner(config, say), self.images(config.batch)
+        batch, generator = Batch(x, None, torch.arange(len(x))), torch.Generator().manual_seed(0)
+        return lambda: learner.update(batch, 0.5, generator)
+
+
+def plain_update(case: Case) -> Callable[[], object]:
+    """K Langevin steps and one update in the style of the published script.
+
+    Autograd calls and nothing else: contiguous tensors, a graph that includes the parameters, and the last one is
+    alive until the next one is built.
+    """
+    config = case.config()
+    torch.manual_seed(0)
+    model: Any = METHODS["short-run"].build(config.model, SHAPES[case.data], 0.3)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-4)
+    x = case.images(config.batch)
+
+    def run() -> None:
+        z = list(model.sample_prior(len(x)))
+        for _ in range(config.steps):
+            z = [layer.detach().requires_grad_() for layer in z]
+            error = (x - model.decoder(z)).square().sum() / (2 * model.sigma**2)
+            loss = error + sum(0.5 * layer.square().sum() for layer in z)
+            drift = torch.autograd.grad(loss, z)
+            z = [
+                layer - STEP_SIZE * direction + math.sqrt(2 * STEP_SIZE) * torch.randn_like(layer)
+                for layer, direction in zip(z, drift, strict=True)
+            ]
+        optimiser.zero_grad()
+        (x - model.decoder([layer.detach() for layer in z])).square().sum().div(len(x)).backward()
+        optimiser.step()
+
+    return run
+
+
+def best_of(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Least seconds of each; the functions take turns."""
+    for function in functions.values():
+        function()
+    best = dict.fromkeys(functions, math.inf)
+    for _ in range(repeats):
+        for name, function in functions.items():
+            begun = time.perf_counter()
+            function()
+            best[name] = min(best[name], time.perf_counter() - begun)
+    return best
+
+
+def multiplication() -> float:
+    """GFLOP/s of a matrix multiplication in float32: the most that this machine gives."""
+    rates = []
+    for size in (1024, 2048, 3072):
+        a, b = torch.randn(size, size), torch.randn(size, size)
+        seconds = best_of({"": lambda a=a, b=b: a @ b}, 12)[""]  # type: ignore[misc]
+        rates.append(2 * size**3 / seconds / 1e9)
+    return max(rates)
+
+
+def arithmetic(model: Any, x: Tensor) -> float:
+    """GFLOP of one image and one Langevin step, forward and backward."""
+    z = tuple(layer.requires_grad_() for layer in model.sample_prior(len(x)))
+    model.requires_grad_(False)
+    with FlopCounterMode(display=False) as counter:
+        (model.log_prior(z) + model.log_likelihood(x, z)).sum().backward()
+    model.requires_grad_(True)
+    return counter.get_total_flops() / len(x) / 1e9
+
+
+# --- memory -------------------------------------------------------------------------------------------
+
+
+def high_water() -> float:
+    """Largest resident size of this process so far, in MB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) / 1024
+    raise OSError("this system does not report VmHWM")
+
+
+def memory(case: Case, kind: str, batch: int, steps: int) -> float:
+    """Peak memory in MB beyond that of a process with the same model that has worked on two images."""
+    command = [sys.executable, "-m", "shortrun.bench", case.preset, case.data, kind, str(batch), str(steps)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"measuring memory of {kind} failed: {done.stderr.strip().splitlines()[-1]}")
+    return float(done.stdout.split()[-1])
+
+
+def _measure_memory(words: list[str]) -> None:
+    case = Case(words[0], words[1])  # type: ignore[arg-type]
+    kind, batch, steps = words[2], int(words[3]), int(words[4])
+    config = case.config("vae" if kind == "vae" else "short-run", batch=batch)
+    learner = case.learner(config, print)
+
+    def work(count: int) -> object:
+        if kind == "infer":
+            return infer(learner.model, case.images(count), Langevin(steps, STEP_SIZE))
+        images = Batch(case.images(count), None, torch.arange(count))
+        return learner.update(images, 0.5, torch.Generator().manual_seed(0))
+
+    work(2)  # what libraries load and optimisers allocate at first use does not depend on the batch
+    resting = high_water()
+    work(batch)
+    print(high_water() - resting)
+
+
+# --- the parts of the benchmark -----------------------------------------------------------------------
+
+
+def measure_updates(case: Case, peak: float, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Time of one iteration: plain, ours for the same algorithm, ours as the preset has it, and the VAE."""
+    published, shipped = case.config(learn_last=1), case.config()
+    functions = {
+        "plain": plain_update(case),
+        "ours": case.update(published, say),
+        "ours compiled": case.update(replace(published, compile="on"), say),
+        "vae": case.update(case.config("vae"), say),
+    }
+    if shipped.learn_last > 1:
+        functions["as shipped"] = case.update(shipped, say)
+        functions["as shipped, compiled"] = case.update(replace(shipped, compile="on"), say)
+    seconds = best_of(functions, repeats)
+    model: Any = case.learner(published, say).model
+    x = case.images(2)
+    frozen = model.frozen()
+    nominal, done = arithmetic(model, x), arithmetic(frozen, frozen.arrange(x))
+    ours = min(seconds["ours"], seconds["ours compiled"])
+    evaluations = (published.steps + 1) * published.batch
+    result = {
+        "batch": published.batch, "steps": published.steps, "seconds": seconds,
+        "gflop_per_image_and_step": nominal, "gflop_done": done,
+        "plain_share_of_peak": evaluations * nominal / seconds["plain"] / peak,
+        "ours_share_of_peak": evaluations * nominal / ours / peak,
+        "ours_share_of_peak_done": evaluations * done / ours / peak,
+        "times_plain": seconds["plain"] / ours,
+        "vae_updates_per_second": 1 / seconds["vae"],
+    }  # fmt: skip
+    if shipped.learn_last > 1:
+        best = min(seconds["as shipped"], seconds["as shipped, compiled"])
+        result["updates_per_second"] = shipped.learn_last / best
+        result["updates_times_plain"] = shipped.learn_last * seconds["plain"] / best
+    return result
+
+
+def measure_memory(case: Case) -> dict[str, Any]:
+    config = case.config()
+    batches = [config.batch] if case.preset == "paper" else list(MEMORY_BATCHES)
+    steps = [2, 10] if case.preset == "paper" else list(MEMORY_STEPS)
+    result: dict[str, Any] = {
+        "infer_by_steps": {k: memory(case, "infer", config.batch, k) for k in steps},
+        "infer_by_batch": {n: memory(case, "infer", n, 5) for n in batches},
+    }
+    for kind in ("train", "vae"):
+        result[kind] = {n: memory(case, kind, n, config.steps) for n in batches}
+    result["times_vae"] = {n: result["train"][n] / result["vae"][n] for n in batches}
+    return result
+
+
+def measure_tuning(case: Case, update: float, repeats: int) -> dict[str, Any]:
+    """One tuning pass, as a share of the updates between two of them."""
+    config = case.config(tune="grid")
+    learner = case.learner(config, print)
+    x = case.images(16)
+    batch = Batch(x, None, torch.arange(len(x)))
+    seconds = best_of({"": lambda: learner.tune(batch, torch.Generator().manual_seed(0))}, repeats)[""]
+    return {"seconds": seconds, "share_at_100": seconds / (seconds + 100 * update), "tune_every": config.tune_every}
+
+
+def measure_choice(images: int = 6) -> dict[str, Any]:
+    """The step size that the matrix-free estimators choose for a trained model, against the exact one."""
+    trained = from_pretrained("mnist-small")
+    x = data.load("embedded", "test").batch(slice(0, images))
+    longest = max(torch.tensor(trained.dynamics.step_size).flatten().tolist())
+    grid = [longest * 2 ** (j / 2) for j in range(-4, 2)]
+    chosen: dict[str, Any] = {"grid": grid}
+    for estimator in ("exact", "lanczos", "endpoint"):
+        begun = time.perf_counter()
+        result = tune_by_grid(
+            trained.model, x, Langevin(trained.dynamics.steps, longest), grid, estimator=estimator,  # type: ignore[arg-type]
+            samples=4, generator=torch.Generator().manual_seed(0),
+        )  # fmt: skip
+        chosen[estimator] = {"cell": result.best, "seconds": time.perf_counter() - begun}
+    return chosen
+
+
+def measure_scaling(case: Case, repeats: int) -> dict[int, float]:
+    """Images per second of `infer` for growing batches, K = 25."""
+    model = case.learner(case.config(), print).model
+    dynamics = Langevin(25, STEP_SIZE)
+    rates = {}
+    for count in INFER_BATCHES:
+        x = case.images(count)
+        rates[count] = count / best_of({"": lambda x=x: infer(model, x, dynamics)}, repeats)[""]  # type: ignore[misc]
+    return rates
+
+
+def measure_loader(batch: int, update: float) -> dict[str, float]:
+    """Seconds to put a batch together, and their share of an update."""
+    images = data.load("embedded", "train")
+    order = torch.Generator().manual_seed(0)
+
+    def draw() -> Tensor:
+        return images.batch(torch.randint(len(images), (batch,), generator=order))
+
+    seconds = best_of({"": draw}, 50)[""]
+    return {"seconds": seconds, "share_of_update": seconds / update}
+
+
+# --- all of it ----------------------------------------------------------------------------------------
+
+
+def bench(quick: bool = False, paper: bool = True, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Measure everything and say it line by line; returns the figures."""
+    torch.set_flush_denormal(True)
+    repeats = 1 if quick else 5
+    cases = [Case("cpu", "mnist"), Case("cpu", "svhn")] + ([Case("paper", "svhn")] if paper else [])
+    peak = multiplication()
+    say(f"matrix multiplication {peak:.0f} GFLOP/s, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    result: dict[str, Any] = {
+        "machine": {
+            "cpus": os.cpu_count(), "threads": torch.get_num_threads(), "processor": platform.machine(),
+            "torch": torch.__version__, "quick": quick,
+        },
+        "gemm_gflops": peak,
+    }  # fmt: skip
+    for case in cases:
+        count = repeats if case.preset == "cpu" else min(repeats, 2)
+        row = result[case.name] = {"updates": measure_updates(case, peak, count, lambda text: None)}
+        timing = row["updates"]
+        seconds = timing["seconds"]
+        say(f"\n{case.name}: batch {timing['batch']}, K = {timing['steps']}; seconds per iteration")
+        for name, value in seconds.items():
+            say(f"  {name:44s} {value:8.3f}")
+        say(f"  {'K steps and one update, times the plain loop':44s} {timing['times_plain']:8.2f}")
+        if "updates_times_plain" in timing:
+            say(f"  {'updates per second as shipped, times plain':44s} {timing['updates_times_plain']:8.2f}")
+        say(f"  {'plain loop, share of matrix multiplication':44s} {timing['plain_share_of_peak']:8.2f}")
+        say(f"  {'ours, share (arithmetic of the plain loop)':44s} {timing['ours_share_of_peak']:8.2f}")
+        say(f"  {'ours, share (arithmetic really done)':44s} {timing['ours_share_of_peak_done']:8.2f}")
+        update = min(
+            value for name, value in seconds.items() if name.startswith("as shipped" if len(seconds) > 4 else "ours")
+        )
+        row["tuning"] = measure_tuning(case, update, 1 if case.preset == "paper" else repeats)
+        say(f"  {'one tuning pass, share of training, T_s = 100':44s} {row['tuning']['share_at_100']:8.3f}")
+        row["memory"] = measure_memory(case)
+        say(f"  memory of infer by K, MB: {_rounded(row['memory']['infer_by_steps'])}")
+        say(f"  memory of infer by batch, MB: {_rounded(row['memory']['infer_by_batch'])}")
+        say(f"  memory of training, MB: {_rounded(row['memory']['train'])}, VAE {_rounded(row['memory']['vae'])}")
+        if case.preset == "cpu":
+            row["loader"] = measure_loader(timing["batch"], update)
+            say(f"  {'drawing a batch, share of an update':44s} {row['loader']['share_of_update']:8.5f}")
+            row["infer_images_per_second"] = measure_scaling(case, 1 if quick else 3)
+            say(f"  infer, K = 25, images/s by batch: {_rounded(row['infer_images_per_second'])}")
+    result["choice"] = measure_choice(2 if quick else 6)
+    cells = {name: result["choice"][name]["cell"] for name in ("exact", "lanczos", "endpoint")}
+    say(f"\nstep size of mnist-small, cell of the grid that is chosen: {cells}")
+    return result
+
+
+def _rounded(values: dict[int, float]) -> str:
+    return ", ".join(f"{key}: {value:.0f}" for key, value in values.items())
+
+
+if __name__ == "__main__":  # one measurement of memory, in a process of its own
+    _measure_memory(sys.argv[1:])
