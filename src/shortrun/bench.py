@@ -242,12 +242,12 @@ def measure_choice(images: int = 6) -> dict[str, Any]:
     trained = from_pretrained("mnist-small")
     x = data.load("embedded", "test").batch(slice(0, images))
     longest = max(torch.tensor(trained.dynamics.step_size).flatten().tolist())
-    grid = [longest * 2 ** (j / 2) for j in range(-4, 2)]
+    grid = [longest * 2 ** (j / 2) for j in range(-10, -4)]
     chosen: dict[str, Any] = {"grid": grid}
     for estimator in ("exact", "lanczos", "endpoint"):
         begun = time.perf_counter()
         result = tune_by_grid(
-            trained.model, x, Langevin(trained.dynamics.steps, longest), grid, estimator=estimator,  # type: ignore[arg-type]
+            trained.model, x, Langevin(trained.dynamics.steps, longest), grid, estimator=estimator,
             samples=4, generator=torch.Generator().manual_seed(0),
         )  # fmt: skip
         chosen[estimator] = {"cell": result.best, "seconds": time.perf_counter() - begun}

@@ -21,7 +21,7 @@ EXACT_UP_TO = 64  # latents; with more of them, log-determinants are estimated w
 
 COMPILED_TOLERANCE = {"no": 1e-3, "bf16": 0.1, "fp16": 0.1}
 """How far compiled gradients may be from those of autograd, relative to the largest, by mixed precision."""
-COMPILE_FROM_MINUTES, COMPILE_FROM_UPDATES = 4.0, 20_000
+COMPILE_FROM_MINUTES, COMPILE_FROM_UPDATES = 10.0, 20_000
 
 
 def compile_pays(config: TrainConfig) -> bool:
