@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
+
 from shortrun import GaussianModel, Langevin, infer
 from shortrun.config import ModelConfig, preset
 from shortrun.generators import TopDownGenerator, build_model
 from shortrun.gradients import Evaluator, Joint, checked, distance, learn, move
 from shortrun.langevin import Target
 from shortrun.train import train
-from torch import nn
 
 GENERATORS = {
     "one layer": ([5], (1, 28, 28), {"channels": 4, "base": 7}),

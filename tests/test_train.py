@@ -1,5 +1,6 @@
 """Learning: the equation, unattended running, resuming to the bit, several processes, being killed."""
 
+import copy
 import json
 import math
 import os
@@ -18,8 +19,9 @@ from safetensors.torch import load_file
 import shortrun as sr
 from shortrun.config import ModelConfig, TrainConfig, preset
 from shortrun.generators import ModelError
-from shortrun.learners import ShortRun
+from shortrun.learners import METHODS, ShortRun
 from shortrun.learners.base import Batch
+from shortrun.parallel import accelerator
 from shortrun.runs import RunError, from_pretrained, list_checkpoints
 from shortrun.train import Loop, schedule, train
 
@@ -363,3 +365,20 @@ def test_other_generators_and_coordinates_train(tmp_path, model):
     if model.coordinates == "latent":
         config = replace(config, tune="off", step_size=1e-3)
     assert math.isfinite(train(config, tmp_path / "run", quiet=True).mse)
+
+
+def test_an_update_is_that_of_plain_adam_whatever_the_memory_layout():
+    torch.manual_seed(0)
+    config = preset("smoke", "embedded")
+    model = METHODS["short-run"].build(config.model, (1, 28, 28), 0.3).to(memory_format=torch.channels_last)
+    reference = copy.deepcopy(model).to(memory_format=torch.contiguous_format)
+    learner = METHODS["short-run"](model, config, accelerator())
+    adam = torch.optim.Adam(reference.parameters(), lr=config.learning_rates[0], betas=config.betas, foreach=False)
+    for _ in range(3):
+        gradients = tuple(torch.randn(p.shape) for p in reference.parameters())
+        learner.descend(torch.tensor(1.0), torch.tensor(2), gradients, 3.0)
+        for parameter, gradient in zip(reference.parameters(), gradients, strict=True):
+            parameter.grad = 1.5 * gradient
+        adam.step()
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)

@@ -187,6 +187,10 @@ def load_checkpoint(
             index, _, slot = key.partition(".")
             slots.setdefault(int(index), {})[slot] = value
         optimiser.load_state_dict({"state": slots, "param_groups": optimiser.state_dict()["param_groups"]})
+        for parameter, values in optimiser.state.items():  # fused optimisers need them to lie as their parameters do
+            for name, value in values.items():
+                if value.shape == parameter.shape:
+                    values[name] = torch.empty_like(parameter, requires_grad=False).copy_(value)
         for key, generator in generators.items():
             generator.set_state(parts["generator"][key])
         return state, parts["extra"]

@@ -207,7 +207,8 @@ class Learner:
             return value, False
         pieces = gradient.split([p.numel() for p in self.parameters])
         for parameter, piece in zip(self.parameters, pieces, strict=True):
-            parameter.grad = piece.view_as(parameter)
+            # The fused optimiser goes through memory in order: a gradient must lie there as its parameter does.
+            parameter.grad = torch.empty_like(parameter).copy_(piece.view(parameter.shape))
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         return value, True
