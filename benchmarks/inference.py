@@ -21,14 +21,13 @@ import os
 import platform
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import shortrun as sr
+from shortrun.bench import best, high_water
 from shortrun.tune import Estimation, free_energy_details
 
 STEPS = 25
@@ -62,16 +61,6 @@ def build(sizes: list[int], channels: int, base: int, colours: int) -> tuple[sr.
     return model, decoder(model.sample_prior(64, generator))
 
 
-def best_of(function: Callable[[], object], repeats: int) -> float:
-    function()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def log_joint(model: sr.GaussianModel, x: Tensor, flat: Tensor) -> Tensor:
     z = flat.split([math.prod(shape) for shape in model.latent_shapes], 1)
     return model.log_prior(z) + model.log_likelihood(x, z)
@@ -95,17 +84,9 @@ def row_by_row_seconds(model: sr.GaussianModel, x: Tensor, repeats: int) -> floa
     """Seconds for all rows, from the times of few and of more rows (time is linear in their number)."""
     d = sum(math.prod(shape) for shape in model.latent_shapes)
     if d <= 64:
-        return best_of(lambda: row_by_row(model, x), repeats)
-    few, more = (best_of(lambda n=n: row_by_row(model, x, n), repeats) for n in (4, 24))
+        return best(lambda: row_by_row(model, x), repeats)
+    few, more = (best(lambda n=n: row_by_row(model, x, n), repeats) for n in (4, 24))
     return few + (more - few) / 20 * (d - 4)
-
-
-def high_water() -> float:
-    """Largest resident size of this process so far, in MB (the kernel's VmHWM)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM"):
-            return int(line.split()[1]) / 1024
-    raise OSError("this system does not report VmHWM")
 
 
 def peak_memory(kind: str, steps: int) -> float:
@@ -175,7 +156,7 @@ def main() -> None:
         def run() -> None:
             sr.free_energy(model, x[:16], dynamics, entropy=entropy, samples=8, generator=generator)
 
-        return best_of(run, repeats) / 128
+        return best(run, repeats) / 128
 
     conditional, marginal = exact("conditional"), exact("marginal")
     report("exact_rows_alone_s", alone, "  row by row, one example at a time")
@@ -202,7 +183,7 @@ def main() -> None:
     def lanczos(how: Estimation = how) -> sr.tune.FreeEnergy:
         return free_energy_details(model, x[:count], dynamics, how, generator=torch.Generator().manual_seed(0))
 
-    seconds = best_of(lanczos, repeats) / count
+    seconds = best(lanczos, repeats) / count
     estimate = lanczos()
     truth = lanczos(Estimation("conditional", "exact", samples=1))
     start = 0.5 * sum(sizes) * math.log(2 * math.pi * math.e)
@@ -226,8 +207,8 @@ def main() -> None:
         for _ in range(2 if arguments.quick else 8):  # interleaved, so that drifts of the machine cancel
             pairs.append(
                 (
-                    best_of(lambda: sr.infer(model, x, dynamics), 1),  # noqa: B023
-                    best_of(lambda: bare_loop(model, x), 1),  # noqa: B023
+                    best(lambda: sr.infer(model, x, dynamics), 1),  # noqa: B023
+                    best(lambda: bare_loop(model, x), 1),  # noqa: B023
                 )
             )
         ours, bare = (min(column) for column in zip(*pairs, strict=True))

@@ -77,6 +77,16 @@ def test_refreshing_takes_over_new_parameters_in_place():
     assert places == {name: value.data_ptr() for name, value in frozen.named_buffers()}
 
 
+def test_a_model_with_a_likelihood_of_its_own_is_not_frozen():
+    class Laplace(GaussianModel):
+        def log_likelihood(self, x, z, mask=None):
+            return -(x - self.decoder(z)).abs().flatten(1).sum(1)
+
+    decoder = build("one layer").decoder
+    assert GaussianModel(decoder, decoder.latent_shapes).frozen() is not None
+    assert Laplace(decoder, decoder.latent_shapes).frozen() is None
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_inference_on_the_frozen_model_gives_the_same_chains(masked):
     model = build("three layers")

@@ -19,7 +19,7 @@ import tyro
 from tyro.conf import Positional
 
 from shortrun import data, tasks
-from shortrun.config import Method, Preset, Terms, TrainConfig, preset
+from shortrun.config import Method, Preset, ScaleName, Target, Terms, TrainConfig, preset
 from shortrun.data import Images, Split
 from shortrun.masks import make_mask
 from shortrun.parallel import accelerator, processes
@@ -503,6 +503,55 @@ def _demo(arguments: Demo) -> None:
 
 
 @dataclass
+class Reproduce:
+    """Every table and figure of the paper: train, measure, draw, and report beside the paper's numbers.
+
+    Seconds, on embedded and generated images: shortrun reproduce all --preset smoke --out smoke
+
+    One table on two cores: shortrun reproduce table-K --preset cpu
+
+    One cell of it: shortrun reproduce table-K --preset cpu --only '*/K=25/*'
+
+    What is finished is not done again: the same command continues where it was stopped.
+    """
+
+    target: Positional[Target]
+    preset: ScaleName = "cpu"
+    """smoke: seconds; cpu: minutes per model; paper: as published."""
+    out: Path | None = None
+    """Folder for numbers, pictures and the report; by default results/PRESET."""
+    runs: Path | None = None
+    """Folder for the trained models; by default runs/reproduce-PRESET."""
+    only: str = "*"
+    """Only cells or figures whose name matches this pattern."""
+    minutes_per_cell: float | None = None
+    """Training time of each model, instead of the preset's."""
+    jobs: int = 1
+    """How many models are trained or measured at a time."""
+    data_root: str | None = None
+    """Folder with the data sets; by default the environment variable SHORTRUN_DATA."""
+
+
+def _reproduce(arguments: Reproduce) -> None:
+    from shortrun.reproduce import SCALES, Place, reproduce
+
+    name = arguments.preset
+    scale = SCALES[name]
+    if arguments.minutes_per_cell is not None:
+        if not arguments.minutes_per_cell > 0:
+            raise ValueError(f"minutes-per-cell is {arguments.minutes_per_cell}; expected more than zero")
+        scale = dataclasses.replace(scale, minutes=arguments.minutes_per_cell)
+    out = arguments.out or Path("results") / name
+    runs = arguments.runs or Path("runs") / f"reproduce-{name}"
+    failed = reproduce(
+        arguments.target, Place(out, runs, name, scale, arguments.data_root), arguments.only, arguments.jobs
+    )
+    print(f"wrote {out / 'report.html'}")
+    if failed:
+        raise ValueError("these failed, the others are done: " + "; ".join(failed))
+
+
+@dataclass
 class Bench:
     """Measure speed and memory on this machine: against its matrix multiplication, a plain loop and a VAE.
 
@@ -542,6 +591,7 @@ COMMANDS = {
     Interpolate: _interpolate,
     Tune: _tune,
     Data: _data,
+    Reproduce: _reproduce,
     Bench: _bench,
     Demo: _demo,
 }

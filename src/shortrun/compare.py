@@ -21,6 +21,7 @@ from shortrun.config import Method, Terms
 from shortrun.learners.base import NotPossibleError
 from shortrun.masks import make_mask
 from shortrun.pictures import save_bars, save_grid
+from shortrun.report import markdown_table
 from shortrun.runs import Pretrained, from_pretrained, write_atomically, write_json
 from shortrun.train import train
 
@@ -180,9 +181,7 @@ def cell(row: dict[str, Any], key: str) -> str:
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    lines = ["| " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(cell(row, key) for key in COLUMNS) + " |" for row in rows]
-    return "\n".join(lines)
+    return markdown_table([[cell(row, key) for key in COLUMNS] for row in rows], list(COLUMNS.values()))
 
 
 def write_tables(rows: Sequence[dict[str, Any]], folder: Path, terms: Terms) -> None:

@@ -14,6 +14,12 @@ import yaml
 
 Preset = Literal["smoke", "cpu", "paper", "authors-script"]
 Method = Literal["short-run", "abp", "glo", "vae", "vae-iaf", "ladder-vae", "glow"]
+# What `shortrun reproduce` can reproduce, and how large.
+Target = Literal[
+    "all", "table-1", "table-2", "table-L", "table-K", "figure-samples", "figure-reconstruction", "figure-inpainting",
+    "figure-hierarchy", "figure-step-size",
+]  # fmt: skip
+ScaleName = Literal["smoke", "cpu", "paper"]
 ONE_LAYER = ("abp", "glo", "vae", "vae-iaf")
 
 

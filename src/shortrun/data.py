@@ -1,4 +1,4 @@
-"""One way to name images everywhere: ``embedded``, ``mnist``, ``svhn``, ``celeba``, ``folder:PATH``,
+"""One way to name images everywhere: ``embedded``, ``scenes:COUNT``, ``mnist``, ``svhn``, ``celeba``, ``folder:PATH``,
 ``zip:PATH``, ``npz:PATH``, ``hf:NAME``.
 
 Images are held as uint8, ``(n, colours, height, width)``, and come out as floats in [-1, 1]: 200,000 faces of
@@ -24,11 +24,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shortrun.scenes import scenes
+
 Split = Literal["train", "test"]
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 # Sets of at least so many files are decoded into the cache folder.
 CACHED_FROM = 20_000
-NAMES = "embedded, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME"
+NAMES = "embedded, scenes:COUNT, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME"
 
 
 def cache_folder() -> Path:
@@ -97,8 +99,8 @@ def load(
     """Load images by name.
 
     Args:
-        name: one of ``embedded``, ``mnist``, ``svhn``, ``celeba``, ``folder:PATH``, ``zip:PATH``,
-            ``npz:PATH``, ``hf:NAME``.
+        name: one of ``embedded``, ``scenes:COUNT`` (drawn by :mod:`shortrun.scenes`), ``mnist``, ``svhn``,
+            ``celeba``, ``folder:PATH``, ``zip:PATH``, ``npz:PATH``, ``hf:NAME``.
         root: folder with the data sets; by default the environment variable ``SHORTRUN_DATA``.
         size: side of the square that images are resized to.
         crop: side of the square that is cut from the centre before resizing.
@@ -110,6 +112,8 @@ def load(
         raise DataError(f"data {name!r} lacks its place: write {kind}:{'NAME' if kind == 'hf' else 'PATH'}")
     if kind == "embedded":
         images = _embedded(split)
+    elif kind == "scenes":
+        images = _scenes(name, rest, split)
     elif kind in ("mnist", "svhn", "celeba"):
         folder = _root(kind, root)
         if kind == "celeba":
@@ -136,6 +140,15 @@ def load(
 
 
 # --- the sets by name ------------------------------------------------------------------------------
+
+
+def _scenes(name: str, count: str, split: Split) -> Images:
+    if count and (not count.isdecimal() or int(count) < 10):
+        raise DataError(f"data is {name!r}; expected scenes:COUNT with a whole number of scenes, ten or more")
+    total = int(count or 20_000)
+    # A tenth more than asked for is held out, from seeds of its own.
+    images, _ = scenes(total, 0) if split == "train" else scenes(total // 10, 1)
+    return Images(images, name, split)
 
 
 def _root(kind: str, root: str | Path | None) -> Path:

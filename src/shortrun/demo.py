@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import json
 import shutil
 import time
@@ -17,6 +15,7 @@ from shortrun import data, tasks
 from shortrun.config import TrainConfig, preset, to_plain
 from shortrun.masks import make_mask
 from shortrun.pictures import save_curve, save_grid, save_lines
+from shortrun.report import page, paragraph, picture, section, table
 from shortrun.runs import from_pretrained
 from shortrun.train import train
 
@@ -129,37 +128,17 @@ def demo(folder: Path, minutes: float = 3.0, seed: int = 0, smoke: bool = False)
     return numbers
 
 
-def _table(values: dict[str, Any]) -> str:
-    rows = "".join(
-        f"<tr><td>{html.escape(str(key))}</td><td>{html.escape(str(value))}</td></tr>" for key, value in values.items()
-    )
-    return f"<table>{rows}</table>"
-
-
 def write_report(
     path: Path, pictures: list[tuple[str, str, str]], numbers: dict[str, Any], config: TrainConfig
 ) -> None:
     """One HTML file with everything inside it."""
-    sections = []
-    for name, title, text in pictures:
-        encoded = base64.b64encode((path.parent / name).read_bytes()).decode()
-        sections.append(
-            f"<section><h2>{html.escape(title)}</h2><p>{html.escape(text)}</p>"
-            f'<img alt="{html.escape(title)}" src="data:image/png;base64,{encoded}"></section>'
-        )
     settings = to_plain(config)
     settings |= {f"model.{key}": value for key, value in settings.pop("model").items()}
-    path.write_text(
-        "<!doctype html><html lang='en'><meta charset='utf-8'><title>shortrun demo</title><style>"
-        "body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#222}"
-        "img{max-width:100%}table{border-collapse:collapse;font-size:13px}td{padding:2px 12px 2px 0;"
-        "border-bottom:1px solid #eee;vertical-align:top}h1{margin-bottom:0}section{margin-top:2rem}h2{margin:0}"
-        "p{margin:.2rem 0 .6rem;color:#555}</style>"
-        "<h1>A generator without an encoder</h1>"
+    introduction = (
         f"<p>A three-layer model learned from 4,500 digits in {numbers['seconds_training']:.0f} s; "
         f"held-out MSE <b>{numbers['mse']:.4f}</b> per pixel in [-1, 1] on {numbers['images']} digits. "
         "Command: <code>shortrun demo</code></p>"
-        + "".join(sections)
-        + f"<section><h2>Numbers</h2>{_table(numbers)}</section>"
-        + f"<section><h2>Settings</h2>{_table(settings)}</section></html>\n"
     )
+    sections = [section(title, paragraph(text) + picture(path.parent / name, title)) for name, title, text in pictures]
+    sections += [section("Numbers", table(numbers.items())), section("Settings", table(settings.items()))]
+    path.write_text(page("A generator without an encoder", introduction, sections))

@@ -138,9 +138,12 @@ class GaussianModel(nn.Module):
     def frozen(self) -> FrozenModel | None:
         """The same model for as long as its parameters stay as they are, if the decoder offers one.
 
-        Chains at fixed parameters run on it: see :class:`shortrun.generators.FrozenGenerator`.
+        Chains at fixed parameters run on it: see :class:`shortrun.generators.FrozenGenerator`. A subclass with a
+        prior or a likelihood of its own is used as it is.
         """
-        return FrozenModel(self) if hasattr(self.decoder, "frozen") else None
+        kind = type(self)
+        same = kind.log_prior is GaussianModel.log_prior and kind.log_likelihood is GaussianModel.log_likelihood
+        return FrozenModel(self) if same and hasattr(self.decoder, "frozen") else None
 
 
 class FrozenModel(GaussianModel):

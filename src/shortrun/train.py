@@ -267,8 +267,18 @@ class Loop:
         save_grid(folder / f"{self.iteration:08d}.png", rows, title)
 
 
-def train(config: TrainConfig, folder: str | Path, *, resume: bool = False, quiet: bool = False) -> Outcome:
-    """Train a model into a run folder. Ctrl-C and SIGTERM save and end it; ``resume`` continues it."""
+def train(
+    config: TrainConfig,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    watch: Callable[[Loop], None] | None = None,
+) -> Outcome:
+    """Train a model into a run folder. Ctrl-C and SIGTERM save and end it; ``resume`` continues it.
+
+    ``watch`` is called after each evaluation; its time does not count as training.
+    """
     folder = Path(folder)
     prepare_folder(folder, resume)
     console = Console(stderr=True, quiet=quiet)
@@ -296,7 +306,7 @@ def train(config: TrainConfig, folder: str | Path, *, resume: bool = False, quie
     try:
         for number in handlers:
             signal.signal(number, interrupt)
-        _run(loop, console, writer, interrupted)
+        _run(loop, console, writer, interrupted, watch)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -308,7 +318,9 @@ def train(config: TrainConfig, folder: str | Path, *, resume: bool = False, quie
     return Outcome(folder, loop.iteration, loop.seconds, loop.mse, bool(interrupted))
 
 
-def _run(loop: Loop, console: Console, writer: Any, interrupted: list[str]) -> None:
+def _run(
+    loop: Loop, console: Console, writer: Any, interrupted: list[str], watch: Callable[[Loop], None] | None
+) -> None:
     config = loop.config
     by_time = config.minutes is not None
     divergent = 0
@@ -362,6 +374,8 @@ def _run(loop: Loop, console: Console, writer: Any, interrupted: list[str]) -> N
                     for key in ("mse", "loss", "sigma", "divergent"):
                         if key in values:
                             writer.add_scalar(key, values[key], loop.iteration)
+                if watch is not None:
+                    watch(loop)
                 mark = time.perf_counter()  # evaluation is not training time
             if clock() >= next_checkpoint:
                 next_checkpoint = clock() + config.checkpoint_every

@@ -1,0 +1,190 @@
+"""Scenes with known causes, the share of layers in them, and every table and figure at smoke size."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from shortrun import data
+from shortrun import reproduce as rep
+from shortrun.data import DataError
+from shortrun.hierarchy import FACTORS, layer_shares, train_reader
+from shortrun.scenes import GLYPH, REACH, SIZE, Factors, draw_factors, paint, scenes
+
+SMOKE = rep.SCALES["smoke"]
+
+
+def place(folder, scale=SMOKE):
+    return rep.Place(folder / "out", folder / "runs", "smoke", scale, quiet=True)
+
+
+# --- scenes -----------------------------------------------------------------------------------------
+
+
+def test_scenes_show_their_factors():
+    centre = torch.zeros(2, dtype=torch.long)
+    base = Factors(torch.tensor([3]), torch.tensor([1]), centre[None], torch.tensor([[0.2, 0.4, 0.6]]))
+    image = paint(base)[0]
+    assert image.shape == (3, SIZE, SIZE)
+    assert image[:, 0, 0].tolist() == [51, 102, 153]
+    assert int(image.max()) == 255
+    moved = paint(base._replace(position=torch.tensor([[REACH, -2]])))[0]
+    torch.testing.assert_close(moved, image.roll((-2, REACH), (1, 2)))  # nothing but background wraps around
+    other = paint(base._replace(digit=torch.tensor([4])))[0]
+    edge = (SIZE - GLYPH) // 2
+    assert not torch.equal(other, image)
+    assert torch.equal(other[:, :edge], image[:, :edge])
+
+
+def test_scenes_are_a_data_set_like_any_other():
+    train, test = data.load("scenes:50"), data.load("scenes:50", "test")
+    assert train.array.shape == (50, 3, 32, 32)
+    assert len(test) == 5
+    assert torch.equal(train.array, scenes(50, 0)[0])
+    assert train.checksum == data.load("scenes:50").checksum != test.checksum
+    with pytest.raises(DataError, match="ten or more"):
+        data.load("scenes:many")
+
+
+def test_the_reader_learns_to_read():
+    _, quality = train_reader(updates=250, batch=64)
+    assert quality["digit"] > 0.5  # a guess is right in 0.1
+    assert quality["position"] < 0.5 * math.sqrt(REACH * (REACH + 1) / 3)  # the deviation of a uniform position
+    assert quality["background"] < 0.1
+
+
+def test_shares_of_layers_whose_roles_are_known():
+    """The top layer sets digit and style, the second nothing, the bottom one background and half of the position."""
+
+    def prior(count):
+        generator = torch.Generator().manual_seed(prior.calls)
+        prior.calls += 1
+        return tuple(torch.randn(count, 4, generator=generator) for _ in range(3))
+
+    prior.calls = 0
+
+    def decode(z):
+        return torch.cat([z[0], z[2]], 1)
+
+    def read(codes):
+        def one_hot(values, classes):
+            return torch.nn.functional.one_hot((values > 0).long(), classes).float()
+
+        position = torch.stack([codes[:, 2], codes[:, 4]], 1)
+        return {
+            "digit": one_hot(codes[:, 0], 10),
+            "style": one_hot(codes[:, 1], 4),
+            "position": position,
+            "background": codes[:, 5:8],
+        }
+
+    top, middle, bottom = layer_shares(decode, prior, read, pairs=4000)
+    assert [middle[name] for name in FACTORS] == [0, 0, 0, 0]
+    assert top["digit"] == top["style"] == 1
+    assert bottom["digit"] == bottom["style"] == top["background"] == 0
+    assert bottom["background"] == pytest.approx(1)
+    assert top["position"] == pytest.approx(0.5, abs=0.05)
+    assert top["position"] + bottom["position"] == pytest.approx(1)
+
+
+# --- the paper's tables and figures -----------------------------------------------------------------
+
+
+def test_every_table_and_figure(tmp_path, monkeypatch):
+    here = place(tmp_path)
+    assert rep.reproduce("all", here, say=lambda text: None) == []
+    for cell in rep.table_cells():
+        row = json.loads((here.out / "cells" / f"{cell.name}.json").read_text())
+        assert row["paper"] == cell.paper
+        assert "mse" in row["measured"] or cell.training.method == "glow"
+        assert row["training"]["train_checksum"]
+        assert cell.name in row["command"]
+    for pattern in rep.PICTURES.values():
+        assert list(here.out.glob(pattern))
+    page, text = (here.out / "report.html").read_text(), (here.out / "report.md").read_text()
+    for words in ("35.23", "Which layer controls what", "order by MSE agrees", "shortrun reproduce table-K"):
+        assert words in page
+        assert words in text
+    assert page.count("data:image/png;base64") >= 12
+    assert 'src="http' not in page
+    assert (here.out / "table-1.csv").read_text().count("\n") == 1 + sum(
+        c.target == "table-1" for c in rep.table_cells()
+    )
+
+    def refuse(*arguments, **options):
+        raise AssertionError("what is finished must not be done again")
+
+    monkeypatch.setattr(rep, "train", refuse)
+    monkeypatch.setattr(rep.tasks, "reconstruct", refuse)
+    assert rep.reproduce("table-1", here, say=lambda text: None) == []
+
+    other = replace(here, scale=replace(SMOKE, updates=12))
+    failed = rep.reproduce("table-1", other, "*short-run_L=1,_equal_updates/mnist", say=lambda text: None)
+    assert "other settings (iterations" in failed[0]
+
+
+def test_a_failing_cell_does_not_stop_the_others(tmp_path, monkeypatch):
+    here = place(tmp_path)
+    attempt = rep.do_training
+
+    def sometimes(place, training):
+        if training.method == "glo":
+            raise RuntimeError("out of luck")
+        attempt(place, training)
+
+    sometimes.__name__ = "do_training"
+    monkeypatch.setattr(rep, "do_training", sometimes)
+    failed = rep.reproduce("table-2", here, "*/gl*/svhn", say=lambda text: None)
+    assert failed == ["svhn-glo-L1-K25: out of luck"]
+    failed = rep.reproduce("table-2", here, "*/[gv]*/svhn", say=lambda text: None)
+    assert failed == ["svhn-glo-L1-K25: out of luck"]
+    assert (here.out / "cells" / "table-2" / "vae" / "svhn.json").is_file()
+    assert "out of luck" in (here.out / "report.html").read_text()
+
+
+def test_two_jobs_at_a_time(tmp_path):
+    here = place(tmp_path)
+    assert rep.reproduce("table-2", here, "*/vae*/svhn", jobs=2, say=lambda text: None) == []
+    assert len(rep.finished_cells(here)) == 2
+
+
+def test_patterns_that_match_nothing_and_jobs_of_none_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="matches nothing in table-K; names look like table-K/K=5/celeba"):
+        rep.reproduce("table-K", place(tmp_path), "K=7")
+    with pytest.raises(ValueError, match="jobs is 0"):
+        rep.reproduce("table-K", place(tmp_path), jobs=0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_published_settings_reach_the_runs():
+    paper, cpu = rep.SCALES["paper"], rep.SCALES["cpu"]
+    config = rep.Training("celeba", layers=5, steps=400).config(paper, None)
+    assert config.model.latent_sizes == (64, 64, 64, 96, 128)
+    assert (config.steps, config.learn_last, config.iterations, config.batch) == (400, 1, 300_000, 100)
+    assert rep.Training("celeba", layers=3, size=64).config(cpu, None).size == 64
+    few = rep.Training("celeba", layers=5, steps=5).config(cpu, None)
+    assert (few.steps, few.learn_last, few.cool_down) == (5, 4, 1)
+    ours = rep.Training("svhn", equal="updates").config(cpu, None)
+    ladder = rep.Training("svhn", "ladder-vae", equal="updates").config(cpu, None)
+    assert ours.batch == ladder.batch
+    assert ladder.iterations == cpu.updates
+    assert 0 <= ours.iterations * ours.learn_last - cpu.updates < ours.learn_last
+
+
+def test_the_order_of_methods_is_compared_pair_by_pair():
+    def row(name, paper, measured):
+        return {"row": name, "paper": {"mse": paper}, "measured": {"mse": measured}}
+
+    rows = [row("a", 1.0, 5.0), row("b", 2.0, 6.0), row("c", 3.0, 5.5), row("d", None, 1.0), row("e", 3.0, None)]
+    assert rep.agreement(rows, "mse") == (3, 2, ["b before c"])
+
+
+def test_factors_are_independent_and_cover_their_range():
+    factors = draw_factors(4000, torch.Generator().manual_seed(0))
+    assert sorted(set(factors.digit.tolist())) == list(range(10))
+    assert int(factors.position.min()) == -REACH
+    assert int(factors.position.max()) == REACH
+    together = torch.stack([factors.digit.float(), factors.style.float(), factors.position[:, 0].float()])
+    assert float(torch.corrcoef(together).triu(1).abs().max()) < 0.06
