@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/time_to_quality.py --data mnist --seed 0 --json FILE
 
-The VAE (the `cpu` preset: 128 latents through the same blocks), short run inference (the `cpu` preset as it is) and, with
-`--authors`, the published script's recipe (fixed delta = 0.05, one update per chain, batch 100, learning rate 8e-5)
+The VAE (the `cpu` preset: 128 latents through the same blocks), short run inference (the `cpu` preset) and, if
+`--authors` is given, the published recipe (fixed delta = 0.05, one update per chain, batch 100, learning rate 8e-5)
 train for `--minutes` each. Held-out MSE is taken in two ways:
 
 * draw: from a draw of the method's q(z | x), which is what short run inference gives;

@@ -84,6 +84,8 @@ class Scale:
     reader: int = 1500
     """Updates of the network that reads the factors of scenes."""
     most_steps: int = 400
+    tune: Literal["grid", "guard"] = "grid"
+    """How the step size follows the model, except where tuning is what is shown."""
     stand_in: dict[str, str] = field(default_factory=dict)
     """Data sets that take the place of the real ones."""
 
@@ -91,7 +93,7 @@ class Scale:
 PUBLISHED_LAYERS = {1: (128,), 3: (32, 64, 128), 5: (64, 64, 64, 96, 128)}
 SCALES: dict[ScaleName, Scale] = {
     "smoke": Scale(
-        "smoke", {1: (8,), 3: (4, 6, 8), 5: (4, 4, 4, 6, 8)}, None, 6, 6, 0, reader=2, most_steps=10,
+        "smoke", {1: (8,), 3: (4, 6, 8), 5: (4, 4, 4, 6, 8)}, None, 6, 6, 0, reader=2, most_steps=3, tune="guard",
         stand_in={"mnist": "embedded", "svhn": "scenes:60", "celeba": "scenes:60", "scenes": "scenes:60"},
     ),
     "cpu": Scale("cpu", PUBLISHED_LAYERS, 5.0, 6_000, 1_000, 2_000),
@@ -132,9 +134,9 @@ class Training:
             model = replace(model, latent_sizes=scale.layers[self.layers])
         size = None if name.startswith(("embedded", "scenes", "mnist", "svhn")) else self.size
         config = replace(config, data=name, data_root=data_root, size=size, model=model, seed=self.seed)
-        if self.tune is not None:
-            config = replace(config, tune=self.tune)
+        config = replace(config, steps=min(config.steps, scale.most_steps))
         if self.method == "short-run":
+            config = replace(config, tune=self.tune or scale.tune)
             steps = min(self.steps, scale.most_steps)
             along = config.learn_last > 1  # the paper's preset updates once per chain
             config = replace(
@@ -149,7 +151,7 @@ class Training:
             iterations, minutes = None, scale.minutes
         moments = iterations if minutes is None else 60 * minutes
         assert moments is not None
-        every = max(moments / 10, 3) if minutes is None else moments / 10
+        every = max(moments / 10, 6) if minutes is None else moments / 10
         return replace(
             config, iterations=iterations, minutes=minutes, evaluate_every=every,
             checkpoint_every=max(every / 2, 1), evaluate_images=min(config.evaluate_images, scale.images),
