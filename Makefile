@@ -31,6 +31,7 @@ test: lint
 
 bench: setup
 	$(BIN)/python benchmarks/inference.py
+	$(BIN)/shortrun bench
 
 format: setup
 	$(BIN)/ruff check --fix .
