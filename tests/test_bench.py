@@ -22,7 +22,7 @@ def test_arithmetic_of_a_linear_decoder_is_counted():
     assert arithmetic(model, torch.zeros(3, 7)) * 1e9 == 2 * multiplications
 
 
-def test_freezing_leaves_less_than_half_of_the_published_arithmetic():
+def test_freezing_saves_two_fifths_of_the_published_arithmetic():
     case = Case("paper", "svhn")
     model = case.learner(case.config(learn_last=1), print).model
     frozen = model.frozen()

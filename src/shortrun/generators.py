@@ -184,7 +184,7 @@ class FrozenGenerator(nn.Module):
     """A :class:`TopDownGenerator` whose parameters stay as they are for a while: the same function, less work.
 
     No nonlinearity stands between the two parts of a projection or of a head, so each is one matrix, and the two
-    heads of a layer share one. For the published five-layer model this leaves less than half of the arithmetic of a
+    heads of a layer share one. For the published five-layer model this leaves 57 % of the arithmetic of a
     Langevin step. The last doubling of the maps is a 3x3 convolution that paints the four pixels of each 2x2
     square side by side, as :meth:`arrange` puts those of an image: transposed convolutions to few colours are slow.
     """
