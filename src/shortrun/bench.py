@@ -14,7 +14,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -284,11 +284,16 @@ def measure_loader(batch: int, update: float) -> dict[str, float]:
 # --- all of it ----------------------------------------------------------------------------------------
 
 
-def bench(quick: bool = False, paper: bool = True, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Measure everything and say it line by line; returns the figures."""
+def bench(
+    sizes: Sequence[str] = ("cpu", "paper"),
+    quick: bool = False,
+    say: Callable[[str], None] = print,
+    save: Callable[[dict[str, Any]], None] = lambda result: None,
+) -> dict[str, Any]:
+    """Measure everything and say it line by line; the figures are saved after each part, and returned."""
     torch.set_flush_denormal(True)
     repeats = 1 if quick else 5
-    cases = [Case("cpu", "mnist"), Case("cpu", "svhn")] + ([Case("paper", "svhn")] if paper else [])
+    cases = [c for c in (Case("cpu", "mnist"), Case("cpu", "svhn"), Case("paper", "svhn")) if c.preset in sizes]
     say(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     result: dict[str, Any] = {
         "machine": {
@@ -329,9 +334,11 @@ def bench(quick: bool = False, paper: bool = True, say: Callable[[str], None] = 
             say(f"  {'drawing a batch, share of an update':44s} {row['loader']['share_of_update']:8.5f}")
             row["infer_images_per_second"] = measure_scaling(case, 1 if quick else 3)
             say(f"  infer, K = 25, images/s by batch: {_rounded(row['infer_images_per_second'])}")
+        save(result)
     result["choice"] = measure_choice(1 if quick else 3)
     cells = {name: result["choice"][name]["cell"] for name in ("exact", "lanczos", "endpoint")}
     say(f"\nstep size of mnist-small, cell of the grid that is chosen: {cells}")
+    save(result)
     return result
 
 

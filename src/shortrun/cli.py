@@ -564,18 +564,19 @@ class Bench:
     """Also write the figures to this JSON file."""
     quick: bool = False
     """One repeat of everything."""
-    paper: bool = True
-    """Also measure the published sizes, which takes most of the time."""
+    sizes: tuple[Literal["cpu", "paper"], ...] = ("cpu", "paper")
+    """Presets to measure; paper takes most of the time."""
 
 
 def _bench(arguments: Bench) -> None:
     from shortrun.bench import bench
     from shortrun.runs import write_json
 
-    result = bench(arguments.quick, arguments.paper)
-    if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(arguments.out, result)
+    def save(result: dict[str, Any]) -> None:
+        if arguments.out is not None:
+            write_json(arguments.out, result)
+
+    bench(arguments.sizes, arguments.quick, save=save)
 
 
 COMMANDS = {
