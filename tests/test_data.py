@@ -157,7 +157,7 @@ def test_embedded_digits_are_split_without_overlap():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("imagenet", "accepted: embedded, mnist"),
+        ("imagenet", "accepted: embedded, scenes:COUNT, mnist"),
         ("folder:", "write folder:PATH"),
         ("folder:/nowhere", "/nowhere does not exist"),
         ("npz:/nowhere.npz", "does not exist"),

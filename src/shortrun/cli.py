@@ -457,7 +457,7 @@ class Data:
     """
 
     name: Positional[str]
-    """embedded, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME."""
+    """embedded, scenes:COUNT, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME."""
     out: Path | None = None
     """Folder for a picture of the first images."""
     data_root: str | None = None

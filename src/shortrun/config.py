@@ -62,7 +62,7 @@ class TrainConfig:
     """Everything that defines a run."""
 
     data: str = "embedded"
-    """embedded, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME."""
+    """embedded, scenes:COUNT, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME."""
     data_root: str | None = None
     """Folder with the data sets; by default the environment variable SHORTRUN_DATA."""
     size: int | None = None
