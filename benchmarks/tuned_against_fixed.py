@@ -16,11 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from shortrun.config import preset
+from shortrun.runs import read_lines
 from shortrun.train import train
 
 
 def curve(folder: Path) -> list[tuple[float, float]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(folder / "metrics.jsonl")
     return [(line["seconds"], line["mse"]) for line in lines if "mse" in line]
 
 

@@ -105,7 +105,7 @@ def test_inference_on_the_frozen_model_gives_the_same_chains(masked):
 
 
 def evaluator(model, compiled, say=print):
-    return Evaluator(model, list(model.parameters()), contextlib.nullcontext, compiled, 1e-3, say)
+    return Evaluator(model, list(model.parameters()), contextlib.nullcontext, 100, compiled, 1e-3, say)
 
 
 def test_unused_chains_do_not_touch_the_parameters():
@@ -114,7 +114,7 @@ def test_unused_chains_do_not_touch_the_parameters():
     z = model.sample_prior(4, torch.Generator().manual_seed(0))
     used = torch.tensor([True, False, True, True])
     points = evaluator(model, compiled=False)
-    points.begin(x, None, 1)
+    points.begin(x, None)
     some = points.learn(z, used)
     joint = Joint(model, contextlib.nullcontext)
     alone = learn(joint, points.parameters, tuple(layer[used] for layer in z), x[used], None)
@@ -134,7 +134,7 @@ def test_compiled_gradients_agree_with_autograd():
     for seed in range(3):
         z = model.sample_prior(6, torch.Generator().manual_seed(seed))
         for points in (plain, fast):
-            points.begin(x, mask, 1)
+            points.begin(x, mask)
         assert distance(fast.move(z), plain.move(z)) < 1e-5
         assert distance(fast.learn(z, everything), plain.learn(z, everything)) < 1e-5
         with torch.no_grad():

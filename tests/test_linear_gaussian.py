@@ -8,6 +8,7 @@ from small_models import linear_problem
 from torch.distributions import MultivariateNormal, kl_divergence
 
 import shortrun as sr
+from shortrun.learners.base import Learner
 from shortrun.tune import Estimation, default_grid, free_energy_details
 
 SETTINGS = [
@@ -40,6 +41,26 @@ def test_kl_and_entropy_are_those_of_torch_distributions(dynamics):
     p = MultivariateNormal(posterior.mean, posterior.covariance)
     torch.testing.assert_close(exact.kl(x, dynamics), kl_divergence(q, p))
     torch.testing.assert_close(law.entropy().expand(len(x)), q.entropy())
+
+
+@pytest.mark.parametrize("dynamics", [SETTINGS[0], SETTINGS[3]])
+def test_steps_without_noise_at_the_end(dynamics, generator):
+    """z_K = A_K ... A_{k+1} z_k + drift: the mean is that of the whole chain, the covariance that of the first k steps
+    carried on by the others."""
+    exact, x = linear_problem()
+    count, quiet = 20_000, 2
+    many = x[:1].expand(count, -1)
+    z, divergent = Learner.infer_by_dynamics(exact.model(), many, dynamics, None, generator, quiet)
+    found = torch.cat(z, 1)
+    covariance = exact.short_run(x[:1], dynamics.part(0, dynamics.steps - quiet)).covariance
+    for matrix, _ in exact._step_matrices(dynamics)[-quiet:]:
+        covariance = matrix @ covariance @ matrix.T
+    variances = covariance.diagonal()
+    mean = exact.short_run(x[:1], dynamics).mean[0]
+    assert ((found.mean(0) - mean) / (variances / count).sqrt()).abs().max() < 4.5
+    spread = ((variances[:, None] * variances + covariance**2) / count).sqrt()
+    assert ((found.T.cov() - covariance) / spread).abs().max() < 4.5
+    assert not divergent.any()
 
 
 @pytest.mark.parametrize("dynamics", SETTINGS)

@@ -33,6 +33,15 @@ def gaussian_features(n, shift=0.0, scale=1.0, size=6, seed=0):
     return scale * (torch.randn(n, size, generator=generator).double() @ mix) + shift
 
 
+def test_folded_normalisations_change_nothing(network, monkeypatch):
+    images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(metrics, "_folded", lambda network: network)
+    with torch.no_grad():
+        expected, found = metrics.inception().function(images), network.function(images)
+    assert not torch.equal(found, expected)  # else nothing was folded
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
 def test_fid_of_a_set_with_itself_is_zero():
     known = gaussian_features(500)
     assert metrics.fid(known, known) == pytest.approx(0, abs=1e-6)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shortrun import data
+from shortrun import data, metrics
 from shortrun import reproduce as rep
 from shortrun.data import DataError
 from shortrun.hierarchy import FACTORS, layer_shares, train_reader
@@ -96,15 +96,21 @@ def test_every_table_and_figure(tmp_path, monkeypatch):
     here = place(tmp_path)
     assert rep.reproduce("all", here, say=lambda text: None) == []
     for cell in rep.table_cells():
-        row = json.loads((here.out / "cells" / f"{cell.name}.json").read_text())
-        assert row["paper"] == cell.paper
+        row = json.loads(here.result(cell.training).read_text())
         assert "mse" in row["measured"] or cell.training.method == "glow"
+        assert "mse_quiet" in row["measured"] or cell.training.method != "short-run"
         assert row["training"]["train_checksum"]
-        assert cell.name in row["command"]
+        assert row["command"] == f"shortrun reproduce all --preset smoke --only '{cell.training.name}'"
     for pattern in rep.PICTURES.values():
         assert list(here.out.glob(pattern))
     page, text = (here.out / "report.html").read_text(), (here.out / "report.md").read_text()
-    for words in ("35.23", "Which layer controls what", "order by MSE agrees", "shortrun reproduce table-K"):
+    for words in (
+        "35.23",
+        "Which layer controls what",
+        "order by MSE agrees",
+        "MSE falls from K = 5 to 10",
+        "shortrun reproduce table-K",
+    ):
         assert words in page
         assert words in text
     assert page.count("data:image/png;base64") >= 12
@@ -118,9 +124,14 @@ def test_every_table_and_figure(tmp_path, monkeypatch):
 
     monkeypatch.setattr(rep, "train", refuse)
     monkeypatch.setattr(rep.tasks, "reconstruct", refuse)
-    assert rep.reproduce("table-1", here, say=lambda text: None) == []
+    assert rep.reproduce("all", here, say=lambda text: None) == []
+    elsewhere = replace(here, runs=tmp_path / "gone")  # what is measured does not need its model any more
+    assert rep.reproduce("table-1", elsewhere, say=lambda text: None) == []
 
     other = replace(here, scale=replace(SMOKE, updates=12))
+    with pytest.raises(ValueError, match=r"'updates': 6.*'updates': 12.*name another --out"):
+        rep.reproduce("table-1", other)
+    other = replace(other, out=tmp_path / "other")
     failed = rep.reproduce("table-1", other, "*short-run_L=1,_equal_updates/mnist", say=lambda text: None)
     assert "other settings (iterations" in failed[0]
 
@@ -134,27 +145,43 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path, monkeypatch):
             raise RuntimeError("out of luck")
         attempt(place, training)
 
-    sometimes.__name__ = "do_training"
     monkeypatch.setattr(rep, "do_training", sometimes)
     failed = rep.reproduce("table-2", here, "*/gl*/svhn", say=lambda text: None)
     assert failed == ["svhn-glo-L1-K25: out of luck"]
     failed = rep.reproduce("table-2", here, "*/[gv]*/svhn", say=lambda text: None)
     assert failed == ["svhn-glo-L1-K25: out of luck"]
-    assert (here.out / "cells" / "table-2" / "vae" / "svhn.json").is_file()
+    assert here.result(rep.Training("svhn", "vae", 1)).is_file()
     assert "out of luck" in (here.out / "report.html").read_text()
 
 
 def test_two_jobs_at_a_time(tmp_path):
-    here = place(tmp_path)
-    assert rep.reproduce("table-2", here, "*/vae*/svhn", jobs=2, say=lambda text: None) == []
-    assert len(rep.finished_cells(here)) == 2
+    here = replace(place(tmp_path), jobs=2)
+    assert rep.reproduce("table-2", here, "*/vae*/svhn", say=lambda text: None) == []
+    assert [row.cell.row for row in rep.finished(here)] == ["vae", "vae-iaf"]
+
+
+def test_fid_can_follow_later(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHORTRUN_CACHE", str(tmp_path / "cache"))
+    colours = metrics.FeatureNetwork(lambda images: images.float().mean((2, 3)), "mean colours", 3)
+    monkeypatch.setattr(rep.metrics, "inception", lambda device="cpu": colours)
+    here = place(tmp_path, replace(SMOKE, samples=20))
+    result = here.result(rep.Training("svhn", "vae", 1))
+    assert rep.reproduce("table-2", replace(here, fid=False), "*/vae/svhn", say=lambda text: None) == []
+    first = json.loads(result.read_text())["measured"]
+    assert "fid" not in first
+    monkeypatch.setattr(rep, "train", None)  # the model is there
+    assert rep.reproduce("table-2", here, "*/vae/svhn", say=lambda text: None) == []
+    both = json.loads(result.read_text())["measured"]
+    assert both["fid"] > 0
+    assert both["samples"] == both["reference_images"] == 20
+    assert {key: both[key] for key in first} == first
 
 
 def test_patterns_that_match_nothing_and_jobs_of_none_are_refused(tmp_path):
     with pytest.raises(ValueError, match="matches nothing in table-K; names look like table-K/K=5/celeba"):
         rep.reproduce("table-K", place(tmp_path), "K=7")
     with pytest.raises(ValueError, match="jobs is 0"):
-        rep.reproduce("table-K", place(tmp_path), jobs=0)
+        rep.reproduce("table-K", replace(place(tmp_path), jobs=0))
     assert not list(tmp_path.iterdir())
 
 
@@ -175,10 +202,22 @@ def test_published_settings_reach_the_runs():
 
 def test_the_order_of_methods_is_compared_pair_by_pair():
     def row(name, paper, measured):
-        return {"row": name, "paper": {"mse": paper}, "measured": {"mse": measured}}
+        cell = rep.Cell("table", name, "data", rep.Training("data"), {"mse": paper})
+        return rep.Row(cell, {"measured": {"mse": measured}})
 
     rows = [row("a", 1.0, 5.0), row("b", 2.0, 6.0), row("c", 3.0, 5.5), row("d", None, 1.0), row("e", 3.0, None)]
     assert rep.agreement(rows, "mse") == (3, 2, ["b before c"])
+
+
+def test_claims_are_held_against_the_numbers():
+    def row(steps, mse):
+        training = rep.Training("celeba", layers=5, steps=steps, equal="updates")
+        return rep.Row(rep.Cell("table-K", "", "", training, {}), {"measured": {"mse": mse}})
+
+    assert rep.claims([row(5, 0.03), row(10, 0.02), row(25, 0.025), row(400, 0.01)]) == [
+        ("celeba: MSE falls from K = 5 to 10", "0.0300 > 0.0200", "yes"),
+        ("celeba: MSE falls from K = 10 to 25", "0.0200, 0.0250", "no"),
+    ]
 
 
 def test_factors_are_independent_and_cover_their_range():

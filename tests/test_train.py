@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import shortrun as sr
 from shortrun.config import ModelConfig, TrainConfig, preset
 from shortrun.generators import ModelError
-from shortrun.learners import METHODS, ShortRun
+from shortrun.learners import METHODS, ShortRun, short_run
 from shortrun.learners.base import Batch
 from shortrun.parallel import accelerator
 from shortrun.runs import RunError, from_pretrained, list_checkpoints
@@ -86,6 +86,38 @@ def test_divergent_chains_do_not_touch_the_parameters():
     for a, b in zip(learner.model.parameters(), before, strict=True):
         assert a.isfinite().all()
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(("leaving", "leave_at"), [(1, 3), (2, 3), (2, 1)])
+def test_an_iteration_that_many_chains_leave_is_undone(leaving, leave_at, begun, monkeypatch):
+    """More than a quarter of the chains: then parameters and optimiser are as before. The step is shorter if they left
+    before the first update (at point 1), the learning rate lower if they left because of the updates."""
+    learner, _ = small_learner(learn_last=3)
+    learner.config = replace(learner.config, tune="guard")
+    x, generator = torch.rand(4, 1, 2, 3), torch.Generator().manual_seed(0)
+    if begun:
+        learner.update(batch_of(x), 0.0, generator)
+    before = [tensor.detach().clone() for tensor in learner.weights()]
+    assert len(before) == (8 if begun else 2)  # weight and bias; of each two moments and a count of steps
+    points = []
+
+    def leave(log_joint, start, dimension):
+        points.append(log_joint)
+        return (torch.arange(4) < leaving) & (len(points) == leave_at + 1)
+
+    monkeypatch.setattr(short_run, "is_divergent", leave)
+    assert learner.update(batch_of(x), 0.0, generator).divergent == leaving
+    after = learner.weights()
+    undone = len(before) == len(after) and all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    assert undone == (leaving == 2)
+    early = leave_at == 1
+    assert learner.dynamics.step_size == pytest.approx(0.007 if leaving == 2 and early else 0.01)
+    assert learner.caution == (0.5 if leaving == 2 and not early else 1)
+    monkeypatch.undo()
+    kept = [p.detach().clone() for p in learner.parameters]
+    learner.update(batch_of(x), 0.0, generator)
+    assert not torch.equal(learner.parameters[0], kept[0])  # and it goes on learning
 
 
 def test_the_guard_lowers_the_step_and_raises_it_again():

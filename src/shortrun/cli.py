@@ -245,13 +245,15 @@ class Evaluate(_Use):
     """Stages of annealed importance sampling."""
     by: tasks.By = "method"
     """The method's own inference (an encoder, where there is one), or short run dynamics on the decoder."""
+    quiet_steps: int = 0
+    """So many of the last steps of the dynamics without noise: the centre of q(z | x) instead of a draw from it."""
 
 
 def _evaluate(arguments: Evaluate) -> None:
     trained, generator = arguments.open()
     x = arguments.load(trained)
     begun = time.perf_counter()
-    inferred = tasks.reconstruct(trained, x, generator, by=arguments.by)
+    inferred = tasks.reconstruct(trained, x, generator, by=arguments.by, quiet_steps=arguments.quiet_steps)
     errors = tasks.mse_per_image(inferred.images, x)
     deviations = [round(float(layer.std()), 4) for layer in inferred.z]
     likelihood = {}
@@ -261,12 +263,13 @@ def _evaluate(arguments: Evaluate) -> None:
         "evaluate",
         {
             "method": trained.name,
-            "by": arguments.by,
+            "by": "dynamics" if arguments.quiet_steps else arguments.by,
             "mse": float(errors.mean()),
             "standard_error": float(errors.std() / len(errors) ** 0.5),
             "images": len(x),
             "data": arguments.data_name(trained),
             "steps": trained.dynamics.steps,
+            "quiet_steps": arguments.quiet_steps,
             "longest_step": float(torch.tensor(trained.dynamics.step_size).max()),
             "divergent": int(inferred.divergent.sum()),
             "latent_std": deviations,
@@ -305,13 +308,16 @@ class Reconstruct(_Use):
     Example: shortrun reconstruct mnist-small --data embedded --out pictures
     """
 
+    quiet_steps: int = 0
+    """So many of the last steps of the dynamics without noise: the centre of q(z | x) instead of a draw from it."""
+
 
 def _reconstruct(arguments: Reconstruct) -> None:
     from shortrun.pictures import save_grid
 
     trained, generator = arguments.open()
     x = arguments.load(trained)
-    inferred = tasks.reconstruct(trained, x, generator)
+    inferred = tasks.reconstruct(trained, x, generator, quiet_steps=arguments.quiet_steps)
     errors = tasks.mse_per_image(inferred.images, x)
     rows = []
     for originals, images in zip(x.split(10), inferred.images.split(10), strict=True):
@@ -523,11 +529,13 @@ class Reproduce:
     runs: Path | None = None
     """Folder for the trained models; by default runs/reproduce-PRESET."""
     only: str = "*"
-    """Only cells or figures whose name matches this pattern."""
+    """Only cells (table-1/short-run_L=3/svhn), models (svhn-short-run-L3-K25) or figures that match this pattern."""
     minutes_per_cell: float | None = None
-    """Training time of each model, instead of the preset's."""
+    """Training time of each model of 32x32 images (64x64: four times as much), instead of the preset's."""
     jobs: int = 1
     """How many models are trained or measured at a time."""
+    fid: bool = True
+    """Take FID and KID; without a GPU they need more time than training, and can be added later."""
     data_root: str | None = None
     """Folder with the data sets; by default the environment variable SHORTRUN_DATA."""
 
@@ -543,9 +551,8 @@ def _reproduce(arguments: Reproduce) -> None:
         scale = dataclasses.replace(scale, minutes=arguments.minutes_per_cell)
     out = arguments.out or Path("results") / name
     runs = arguments.runs or Path("runs") / f"reproduce-{name}"
-    failed = reproduce(
-        arguments.target, Place(out, runs, name, scale, arguments.data_root), arguments.only, arguments.jobs
-    )
+    place = Place(out, runs, name, scale, arguments.data_root, fid=arguments.fid, jobs=arguments.jobs)
+    failed = reproduce(arguments.target, place, arguments.only)
     print(f"wrote {out / 'report.html'}")
     if failed:
         raise ValueError("these failed, the others are done: " + "; ".join(failed))
@@ -571,6 +578,9 @@ class Bench:
 def _bench(arguments: Bench) -> None:
     from shortrun.bench import bench
     from shortrun.runs import write_json
+
+    if arguments.out is not None and arguments.out.is_dir():
+        raise ValueError(f"out is the folder {arguments.out}; expected the name of a JSON file")
 
     def save(result: dict[str, Any]) -> None:
         if arguments.out is not None:

@@ -23,6 +23,9 @@ ScaleName = Literal["smoke", "cpu", "paper"]
 ONE_LAYER = ("abp", "glo", "vae", "vae-iaf")
 
 
+DECAY_FROM = 0.6  # share of a run after which the learning rate decays
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The generator."""

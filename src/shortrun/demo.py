@@ -16,7 +16,7 @@ from shortrun.config import TrainConfig, preset, to_plain
 from shortrun.masks import make_mask
 from shortrun.pictures import save_curve, save_grid, save_lines
 from shortrun.report import page, paragraph, picture, section, table
-from shortrun.runs import from_pretrained
+from shortrun.runs import from_pretrained, read_lines
 from shortrun.train import train
 
 MASKS = ("lower-half", "random:0.2", "blocks:8:3", "box:8,8,12,12")
@@ -85,7 +85,7 @@ def demo(folder: Path, minutes: float = 3.0, seed: int = 0, smoke: bool = False)
             [("", torch.cat([inferred.images[i : i + 1], changed[:, i]])) for i in range(4)],
         )  # fmt: skip
 
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(run / "metrics.jsonl")
     evaluations = [line for line in lines if "mse" in line]
     seconds = [line["seconds"] for line in evaluations]
     save_lines(

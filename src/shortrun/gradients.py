@@ -6,6 +6,7 @@ training at one batch size; :func:`shortrun.infer` does without it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from shortrun.model import Latents
+from shortrun.model import Latents, freeze_if_it_pays
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 
@@ -176,6 +177,7 @@ class Evaluator:
         model: a module with the methods of :class:`shortrun.model.LatentModel`.
         parameters: what is learned.
         autocast: context of the mixed precision; latents and log joint stay in float32.
+        moves: images times calls of :meth:`move` between two changes of the parameters.
         compiled: whether to compile.
         tolerance: how far compiled gradients may be from plain ones.
         say: takes the lines about compiling.
@@ -186,13 +188,15 @@ class Evaluator:
         model: Any,
         parameters: Sequence[Tensor],
         autocast: Autocast,
+        moves: int,
         compiled: bool = False,
         tolerance: float = 1e-3,
         say: Callable[[str], None] = print,
     ) -> None:
         self.parameters = parameters
         self.joint = Joint(model, autocast)
-        self.frozen = model.frozen() if hasattr(model, "frozen") else None
+        dimension = sum(math.prod(shape) for shape in model.latent_shapes)
+        self.frozen = freeze_if_it_pays(model, moves, dimension)
         still = self.joint if self.frozen is None else Joint(self.frozen, autocast)
         device = parameters[0].device
 
@@ -208,11 +212,11 @@ class Evaluator:
             self._move = checked("Langevin step", fast_move, plain_move, tolerance, say)
             self._learn = checked("learning step", fast_learn, plain_learn, tolerance, say)
 
-    def begin(self, x: Tensor, mask: Tensor | None, moves: int) -> None:
-        """New chains for these images; the parameters stay as they are for so many calls of :meth:`move`."""
+    def begin(self, x: Tensor, mask: Tensor | None) -> None:
+        """New chains for these images, at the parameters as they are now."""
         self.x, self.mask = x, mask
         self.still_x, self.still_mask = x, mask
-        if self.frozen is not None and moves:
+        if self.frozen is not None:
             self.frozen.refresh()
             self.still_x = self.frozen.arrange(x)
             self.still_mask = None if mask is None else self.frozen.arrange(mask.expand_as(x))

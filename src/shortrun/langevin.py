@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from shortrun.model import LatentModel, Latents, RandomSource, standard_normal
+from shortrun.model import LatentModel, Latents, RandomSource, freeze_if_it_pays, standard_normal
 
 StepSize = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 
@@ -55,6 +55,15 @@ class Langevin:
     def delta(self) -> Any:
         """``sqrt(2 s)``, the step size in the convention of the authors' script, shaped as ``step_size``."""
         return _map_numbers(lambda s: math.sqrt(2 * s), self.step_size)
+
+    def part(self, first: int, last: int, noise: bool = True) -> Langevin:
+        """Steps ``first`` to ``last`` (not included), without their noise if ``noise`` is false.
+
+        >>> Langevin(3, [0.03, 0.02, 0.01]).part(1, 3, noise=False)
+        Langevin(steps=2, step_size=(0.02, 0.01), noise=False)
+        """
+        size = self.step_size[first:last] if isinstance(self.step_size, tuple) else self.step_size
+        return Langevin(last - first, size, self.noise and noise)
 
     def table(self, layers: int) -> Tensor:
         """Step sizes as a float64 tensor of shape ``(K, layers)``."""
@@ -159,11 +168,10 @@ class Target:
         self.shapes = tuple(layer.shape[1:] for layer in z)
         self.sizes = [layer[0].numel() for layer in z]
         self.dimension = sum(self.sizes)
-        if evaluations * len(self.x) >= self.dimension:  # else folding the weights would cost more than it saves
-            frozen = model.frozen() if hasattr(model, "frozen") else None
-            if frozen is not None:
-                self.model, self.x = frozen, frozen.arrange(self.x)
-                self.mask = None if self.mask is None else frozen.arrange(self.mask)
+        frozen = freeze_if_it_pays(model, evaluations * len(self.x), self.dimension)
+        if frozen is not None:
+            self.model, self.x = frozen, frozen.arrange(self.x)
+            self.mask = None if self.mask is None else frozen.arrange(self.mask)
 
     def _sample_prior(self, generator: RandomSource) -> Latents:
         sample = self.model.sample_prior

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -144,6 +144,14 @@ class GaussianModel(nn.Module):
         kind = type(self)
         same = kind.log_prior is GaussianModel.log_prior and kind.log_likelihood is GaussianModel.log_likelihood
         return FrozenModel(self) if same and hasattr(self.decoder, "frozen") else None
+
+
+def freeze_if_it_pays(model: Any, evaluations: int, dimension: int) -> FrozenModel | None:
+    """The frozen model, if it can be had and ``evaluations`` (images times steps) are worth folding the weights.
+
+    Folding sends one image per latent through the linear layers, so it costs about ``dimension`` evaluations.
+    """
+    return model.frozen() if evaluations >= dimension and hasattr(model, "frozen") else None
 
 
 class FrozenModel(GaussianModel):

@@ -1,23 +1,26 @@
 """Every table and figure of the paper, each from one command, with the paper's numbers beside the measured ones.
 
-A table is made of cells; a cell is one trained model and what is measured of it. Cells that need the same model share
-its training. What is finished is not done again, so everything can be stopped and continued.
+A table is made of cells; a cell shows what was measured of one trained model, and cells that show the same model share
+it. What is finished (its JSON file is there) is not done again, so everything can be stopped and continued.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import fnmatch
+import functools
+import itertools
 import json
 import math
 import multiprocessing
 import os
 import platform
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import yaml
@@ -28,13 +31,15 @@ from shortrun.config import Method, Preset, ScaleName, Target, TrainConfig, pres
 from shortrun.langevin import Langevin
 from shortrun.learners.base import NotPossibleError
 from shortrun.masks import make_mask
+from shortrun.parallel import processes
 from shortrun.pictures import save_grid, save_lines
 from shortrun.report import markdown_table, page, paragraph, picture, section, table
-from shortrun.runs import Pretrained, from_pretrained, write_atomically, write_json
+from shortrun.runs import Pretrained, from_pretrained, read_lines, write_atomically, write_json
 from shortrun.train import Loop, train
 from shortrun.tune import Guard, StepSizeError, tune_by_grid
 
 COLOUR_SETS = ("svhn", "celeba")
+QUIET_STEPS = 10
 MASKS = ("lower-half", "random:0.3", "blocks:8:3")
 
 
@@ -74,7 +79,8 @@ class Scale:
     layers: dict[int, tuple[int, ...]]
     """Sizes of the latents by number of layers, top layer first."""
     minutes: float | None
-    """Training time of a cell; None leaves the preset's number of iterations."""
+    """Training time of a model of 32x32 images, larger ones in proportion to their pixels; None leaves the preset's
+    number of iterations."""
     updates: int
     """Of the generator, where methods are compared at equal updates."""
     images: int
@@ -83,6 +89,8 @@ class Scale:
     """For FID and KID, against as many training images; 0 leaves these out."""
     reader: int = 1500
     """Updates of the network that reads the factors of scenes."""
+    pairs: int = 1000
+    """Of images that differ in one layer, for the share of that layer."""
     most_steps: int = 400
     tune: Literal["grid", "guard"] = "grid"
     """How the step size follows the model, except where tuning is what is shown."""
@@ -93,10 +101,10 @@ class Scale:
 PUBLISHED_LAYERS = {1: (128,), 3: (32, 64, 128), 5: (64, 64, 64, 96, 128)}
 SCALES: dict[ScaleName, Scale] = {
     "smoke": Scale(
-        "smoke", {1: (8,), 3: (4, 6, 8), 5: (4, 4, 4, 6, 8)}, None, 6, 6, 0, reader=2, most_steps=3, tune="guard",
-        stand_in={"mnist": "embedded", "svhn": "scenes:60", "celeba": "scenes:60", "scenes": "scenes:60"},
+        "smoke", {1: (8,), 3: (4, 6, 8), 5: (4, 4, 4, 6, 8)}, None, 6, 6, 0, reader=2, pairs=20, most_steps=3,
+        tune="guard", stand_in={"mnist": "embedded", "svhn": "scenes:60", "celeba": "scenes:60", "scenes": "scenes:60"},
     ),
-    "cpu": Scale("cpu", PUBLISHED_LAYERS, 5.0, 6_000, 1_000, 2_000),
+    "cpu": Scale("cpu", PUBLISHED_LAYERS, 2.0, 2_000, 1_000, 2_000),
     "paper": Scale("paper", PUBLISHED_LAYERS, None, 300_000, 10_000, 40_000),
 }  # fmt: skip
 
@@ -148,7 +156,7 @@ class Training:
             iterations, minutes = math.ceil(scale.updates / config.learn_last), None
             config = replace(config, batch=ours.batch)
         elif scale.minutes is not None:
-            iterations, minutes = None, scale.minutes
+            iterations, minutes = None, scale.minutes * ((self.size or 32) / 32) ** 2
         moments = iterations if minutes is None else 60 * minutes
         assert moments is not None
         every = max(moments / 10, 6) if minutes is None else moments / 10
@@ -174,6 +182,9 @@ class Cell:
     def name(self) -> str:
         return f"{self.target}/{self.row}/{self.column}".replace(" ", "_")
 
+    def matches(self, pattern: str) -> bool:
+        return fnmatch.fnmatch(self.name, pattern) or fnmatch.fnmatch(self.training.name, pattern)
+
 
 def table_cells() -> list[Cell]:
     cells = []
@@ -194,7 +205,7 @@ def table_cells() -> list[Cell]:
         training = Training("celeba", layers=layers, size=64)
         cells.append(Cell("table-L", f"L={layers}", "celeba64", training, {"mse": mse, "fid": fid}))
     for steps, (mse, fid) in TABLE_K.items():
-        training = Training("celeba", layers=5, steps=steps)
+        training = Training("celeba", layers=5, steps=steps, equal="updates")
         cells.append(Cell("table-K", f"K={steps}", "celeba", training, {"mse": mse, "fid": fid}))
     return cells
 
@@ -232,9 +243,48 @@ class Place:
     scale: Scale
     data_root: str | None = None
     quiet: bool = False
+    fid: bool = True
+    """Whether FID and KID are taken."""
+    jobs: int = 1
+    """How many models are worked on at a time, each with its share of the threads."""
+
+    @property
+    def threads(self) -> int:
+        return max(1, torch.get_num_threads() // self.jobs)
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        """What all numbers of a report must have in common."""
+        names = ("minutes", "updates", "images", "samples")
+        return {name: getattr(self.scale, name) for name in names} | {"threads": self.threads}
 
     def run(self, training: Training) -> Path:
         return self.runs / training.name
+
+    def result(self, training: Training) -> Path:
+        """What was measured of a model, with all that is needed to repeat it."""
+        return self.out / "models" / f"{training.name}.json"
+
+    def wants_fid(self, training: Training) -> bool:
+        shown = any(cell.with_fid for cell in table_cells() if cell.training == training)
+        return shown and self.fid and self.scale.samples > 0
+
+    def is_measured(self, training: Training) -> bool:
+        path = self.result(training)
+        return path.is_file() and (not self.wants_fid(training) or "fid" in json.loads(path.read_text())["measured"])
+
+    def drawn(self, figure: str) -> Path:
+        return self.out / f"{figure}.json"
+
+    def is_drawn(self, figure: str) -> bool:
+        """Whether it shows the models that are measured."""
+        path = self.drawn(figure)
+        shown = json.loads(path.read_text())["models"] if path.is_file() else {}
+        return bool(shown) and all(
+            self.result(training).is_file()
+            and json.loads(self.result(training).read_text())["training"] == shown[training.name]
+            for training in FIGURES[figure]
+        )
 
     def trained(self, training: Training) -> Pretrained:
         return from_pretrained(self.run(training))
@@ -253,7 +303,24 @@ class Place:
             words.append(f"--only '{only}'")
         if self.scale.minutes is not None and self.scale.minutes != SCALES[self.scale_name].minutes:
             words.append(f"--minutes-per-cell {self.scale.minutes:g}")
+        if self.jobs > 1:
+            words.append(f"--jobs {self.jobs}")
         return " ".join(words)
+
+
+def do_model(place: Place, training: Training) -> str:
+    """Train what is not trained, measure what is not measured, and say what came out."""
+    do_training(place, training)
+    trained, path = place.trained(training).to(processes().device), place.result(training)
+    result = json.loads(path.read_text()) if path.is_file() else {}
+    if result.get("training") != trained.info:  # nothing was measured yet, or of another training
+        result = describe(place, training, trained) | {"measured": measure_error(place, training, trained)}
+        write_json(path, result)
+    if place.wants_fid(training) and "fid" not in result["measured"]:
+        result["measured"] |= measure_samples(place, training, trained)
+        write_json(path, result)
+    found = result["measured"]
+    return ", ".join(f"{name.upper()} {show(found[name], name)}" for name in ("mse", "fid") if name in found)
 
 
 def do_training(place: Place, training: Training) -> None:
@@ -297,56 +364,71 @@ class _Objective:
             file.write(json.dumps(line) + "\n")
 
 
-def do_cell(place: Place, cell: Cell) -> None:
-    """Measure what the table shows, and save it with all that is needed to repeat it."""
-    path = place.out / "cells" / f"{cell.name}.json"
-    if path.is_file():
-        return
-    trained = place.trained(cell.training)
-    generator = torch.Generator().manual_seed(cell.training.seed)
-    found: dict[str, Any] = {}
-    x = place.held_out(cell.training, place.scale.images)
+def machine() -> str:
+    return f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def describe(place: Place, training: Training, trained: Pretrained) -> dict[str, Any]:
+    """What is needed to repeat the numbers of a model."""
+    command = place.command("all", training.name)
+    if not any(cell.training == training for cell in table_cells()):
+        command = place.command(next(name for name, models in FIGURES.items() if training in models))
+    return {
+        "command": command, "machine": machine(), "budget": place.budget, "parameters": trained.parameters,
+        "training": trained.info,
+    }  # fmt: skip
+
+
+def measure_error(place: Place, training: Training, trained: Pretrained) -> dict[str, Any]:
+    """MSE of held-out images."""
+    x = place.held_out(training, place.scale.images)
+
+    def mse(**options: Any) -> tuple[float, int]:
+        generator = torch.Generator().manual_seed(training.seed)  # the same chains each time
+        shown = tasks.reconstruct(trained, x, generator, **options)
+        return float(tasks.mse_per_image(shown.images, x)[~shown.divergent].mean()), int(shown.divergent.sum())
+
     try:
-        shown = tasks.reconstruct(trained, x, generator)
-        found["mse"] = float(tasks.mse_per_image(shown.images, x)[~shown.divergent].mean())
-        found |= {"images": len(x), "divergent": int(shown.divergent.sum())}
-    except NotPossibleError as error:
-        found["no_mse"] = str(error)
-    if cell.with_fid and place.scale.samples:
-        reference = place.load(cell.training, "train").part(place.scale.samples)
-        scores = tasks.score(trained, reference, place.scale.samples, generator, metrics.inception(), place.quiet)
-        found |= {key: scores[key] for key in ("fid", "kid", "kid_deviation", "samples", "reference_images", "resize")}
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-    write_json(
-        path,
-        {
-            "target": cell.target, "row": cell.row, "column": cell.column, "run": cell.training.name,
-            "measured": found, "paper": cell.paper, "training": trained.info, "parameters": trained.parameters,
-            "command": place.command(cell.target, cell.name), "machine": machine, "torch": torch.__version__,
-        },
-    )  # fmt: skip
+        error, divergent = mse()
+    except NotPossibleError as reason:
+        return {"no_mse": str(reason)}
+    found: dict[str, Any] = {"mse": error, "images": len(x), "divergent": divergent}
+    if training.method == "short-run":
+        found["mse_quiet"] = mse(quiet_steps=min(QUIET_STEPS, trained.dynamics.steps))[0]
+    return found
+
+
+def measure_samples(place: Place, training: Training, trained: Pretrained) -> dict[str, Any]:
+    """FID and KID of samples."""
+    generator = torch.Generator().manual_seed(training.seed)
+    reference = place.load(training, "train").part(place.scale.samples)
+    network = metrics.inception(device=trained.device)
+    scores = tasks.score(trained, reference, place.scale.samples, generator, network, place.quiet)
+    return {key: scores[key] for key in ("fid", "kid", "kid_deviation", "samples", "reference_images", "resize")}
 
 
 # --- figures ------------------------------------------------------------------------------------------
 
 
-def draw_samples(place: Place) -> None:
+def draw_samples(place: Place) -> dict[str, Any]:
     for training in FIGURES["figure-samples"]:
         images = tasks.sample(place.trained(training), 60, torch.Generator().manual_seed(0))
         title = f"{training.method}, L = {training.layers}, {training.data} {images.shape[2]}x{images.shape[3]}"
         save_grid(place.out / f"samples-{training.name}.png", [("", row) for row in images.split(10)], title)
+    return {}
 
 
-def draw_reconstructions(place: Place) -> None:
+def draw_reconstructions(place: Place) -> dict[str, Any]:
     x = place.held_out(FACES["short-run"], 10)
     rows = [("held out", x)]
     for method, training in FACES.items():
         shown = tasks.reconstruct(place.trained(training), x, torch.Generator().manual_seed(0)).images
         rows.append((method, shown))
     save_grid(place.out / "reconstruction.png", rows)
+    return {}
 
 
-def draw_inpainting(place: Place) -> None:
+def draw_inpainting(place: Place) -> dict[str, Any]:
     trained = place.trained(FACES["short-run"])
     x = place.held_out(FACES["short-run"], 8)
     height, width = x.shape[2:]
@@ -357,9 +439,10 @@ def draw_inpainting(place: Place) -> None:
         fills = tasks.inpaint(trained, x, mask, torch.Generator().manual_seed(0), fills=1).fills
         rows += [(name, torch.where(mask.expand_as(x), x, 0.0)), ("filled", fills[0])]
     save_grid(place.out / "inpainting.png", [*rows, ("original", x)])
+    return {}
 
 
-def draw_hierarchy(place: Place) -> None:
+def draw_hierarchy(place: Place) -> dict[str, Any]:
     """One layer at a time; and, on scenes, the share of each layer in each factor."""
     for training in HIERARCHIES:
         trained = place.trained(training)
@@ -376,31 +459,24 @@ def draw_hierarchy(place: Place) -> None:
             ]
         save_grid(place.out / f"hierarchy-{training.name}.png", rows)
     reader, quality = hierarchy.train_reader(place.scale.reader)
-    numbers: dict[str, Any] = {"reader": quality, "shares": {}, "command": place.command("figure-hierarchy")}
+    shares = {}
     for training in HIERARCHIES:
         if training.data == "scenes":
             trained = place.trained(training)
-            generator = torch.Generator().manual_seed(0)
-
-            def decode(z: Any, trained: Pretrained = trained) -> Tensor:
-                return tasks.decode(trained, z)
-
-            def sample(count: int, trained: Pretrained = trained, generator: torch.Generator = generator) -> Any:
-                return trained.model.sample_prior(count, generator)
-
-            pairs = 1000 if place.scale_name != "smoke" else 20
-            numbers["shares"][training.name] = hierarchy.layer_shares(decode, sample, reader, pairs)
-    write_json(place.out / "hierarchy.json", numbers)
+            prior = functools.partial(trained.model.sample_prior, generator=torch.Generator().manual_seed(0))
+            decode = functools.partial(tasks.decode, trained)
+            shares[training.name] = hierarchy.layer_shares(decode, prior, reader, place.scale.pairs)
+    return {"reader": quality, "shares": shares}
 
 
-def draw_step_size(place: Place) -> None:
+def draw_step_size(place: Place) -> dict[str, Any]:
     """The tuned step over learning, by grid and by gradient; and the objective for single step sizes."""
     for tune in ("grid", "gradient"):
         series = []
         for training in STEP_SIZE_RUNS:
             if training.tune != tune:
                 continue
-            lines = _lines(place.run(training) / "metrics.jsonl")
+            lines = read_lines(place.run(training) / "metrics.jsonl")
             points = [
                 (line["iteration"], math.sqrt(2 * float(torch.tensor(line["step_size"]).max())))
                 for line in lines
@@ -408,20 +484,17 @@ def draw_step_size(place: Place) -> None:
             ]
             series.append((f"seed {training.seed}", [p[0] for p in points], [p[1] for p in points]))
         save_lines(place.out / f"step-size-{tune}.png", series, ("iteration", "delta"), f"tuned by {tune}", log_y=True)
-    lines = _lines(place.run(STEP_SIZE_RUNS[0]) / "objective.jsonl")
+    lines = read_lines(place.run(STEP_SIZE_RUNS[0]) / "objective.jsonl")
     series = []
     for i, delta in enumerate(lines[0]["delta"] if lines else []):
         points = [(line["iteration"], line["free_energy"][i]) for line in lines if line["free_energy"][i] is not None]
         series.append((f"delta = {delta:.3g}", [p[0] for p in points], [p[1] for p in points]))
     labels = ("iteration", "free energy, nats per image")
     save_lines(place.out / "step-size-objective.png", series, labels, "objective for single step sizes")
+    return {}
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-
-
-DRAWN: dict[str, Callable[[Place], None]] = {
+DRAWN: dict[str, Callable[[Place], dict[str, Any]]] = {
     "figure-samples": draw_samples,
     "figure-reconstruction": draw_reconstructions,
     "figure-inpainting": draw_inpainting,
@@ -430,8 +503,13 @@ DRAWN: dict[str, Callable[[Place], None]] = {
 }
 
 
-def do_figure(place: Place, name: str) -> None:
-    DRAWN[name](place)
+def do_figure(place: Place, name: str) -> str:
+    """Draw a figure, and note what it was drawn from."""
+    numbers = DRAWN[name](place)
+    models = {training.name: place.trained(training).info for training in FIGURES[name]}
+    note = {**numbers, "models": models, "command": place.command(name), "machine": machine()}
+    write_json(place.drawn(name), note)
+    return ""
 
 
 PICTURES = {
@@ -450,177 +528,277 @@ def reproduce(
     target: Target,
     place: Place,
     only: str = "*",
-    jobs: int = 1,
     say: Callable[[str], None] = print,
 ) -> list[str]:
     """Train, measure and draw what is missing, then write the report. Returns what failed."""
-    cells = [c for c in table_cells() if target in ("all", c.target) and fnmatch.fnmatch(c.name, only)]
-    figures = [f for f in FIGURES if target in ("all", f) and fnmatch.fnmatch(f, only)]
+    cells = [c for c in table_cells() if target in ("all", c.target) and c.matches(only)]
+    figures = [
+        name
+        for name, models in FIGURES.items()
+        if target in ("all", name) and any(fnmatch.fnmatch(n, only) for n in (name, *(t.name for t in models)))
+    ]
     if not cells and not figures:
-        names = ", ".join([c.name for c in table_cells() if target in ("all", c.target)][:3])
-        raise ValueError(f"--only {only!r} matches nothing in {target}; names look like {names}")
-    if jobs < 1:
-        raise ValueError(f"jobs is {jobs}; expected one or more")
-    needed = [c.training for c in cells] + [t for f in figures for t in FIGURES[f]]
-    trainings = list(dict.fromkeys(needed))
-    for training in {t.data: t for t in trainings}.values():
-        place.load(training, "test")  # files that are missing are noticed now
-    if any(c.with_fid for c in cells) and place.scale.samples:
-        metrics.inception()
-    failed: dict[str, str] = {}
-
-    def run(work: Callable[[Place, Any], None], items: Sequence[Any]) -> None:
-        waiting = [item for item in items if not (isinstance(item, Cell) and item.training.name in failed)]
-        for i, (item, error) in enumerate(_each(work, place, waiting, jobs), 1):
-            say(
-                f"{work.__name__.removeprefix('do_')} {i} of {len(waiting)}: {item.name}{': ' + error if error else ''}"
+        names = [c.name for c in table_cells() if target in ("all", c.target)][:3]
+        names += [t.name for t in FIGURES.get(target, [])][:3]
+        raise ValueError(f"--only {only!r} matches nothing in {target}; names look like {', '.join(names)}")
+    if place.jobs < 1:
+        raise ValueError(f"jobs is {place.jobs}; expected one or more")
+    for path in sorted((place.out / "models").glob("*.json")):
+        budget = json.loads(path.read_text())["budget"]
+        if budget != place.budget:
+            raise ValueError(
+                f"{path} was measured with {budget}, now it is {place.budget}; name another --out, and other --runs"
             )
+    undrawn = [f for f in figures if not place.is_drawn(f)]
+    wanted = {c.training for c in cells} | {t for f in figures for t in FIGURES[f]}
+    needed = [c.training for c in cells if not place.is_measured(c.training)]
+    models = list(dict.fromkeys(needed + [t for f in undrawn for t in FIGURES[f]]))
+    if len(models) < len(wanted):
+        say(f"{len(wanted) - len(models)} of {len(wanted)} models are measured in {place.out}; these stay as they are")
+    for training in {(t.data, t.size): t for t in models}.values():
+        for split in get_args(data.Split):
+            place.load(training, split)  # files that are missing are noticed now
+    if any(place.wants_fid(training) for training in models):
+        metrics.inception()
+    place.out.mkdir(parents=True, exist_ok=True)
+    failed: dict[str, str] = {}
+    with contextlib.closing(_each(place, models)) as done:
+        for i, (training, said, error) in enumerate(done, 1):
+            say(f"model {i} of {len(models)}, {training.name}: {error or said}")
             if error:
-                failed[item.name] = error
-
-    run(do_training, trainings)
-    run(do_cell, cells)
-    for name in figures:
+                failed[training.name] = error
+            write_report(place, failed)
+    for name in undrawn:
         missing = [t.name for t in FIGURES[name] if t.name in failed]
-        if missing:
-            failed[name] = f"needs {', '.join(missing)}"
-            continue
-        error = _attempt(do_figure, place, name)
-        say(f"figure {name}{': ' + error if error else ''}")
+        error = f"needs {', '.join(missing)}" if missing else _attempt(do_figure, place, name)[1]
+        say(f"{name}: {error or 'drawn'}")
         if error:
             failed[name] = error
     write_report(place, failed)
     return [f"{name}: {error}" for name, error in failed.items()]
 
 
-def _attempt(work: Callable[[Place, Any], None], place: Place, item: Any) -> str:
+def _attempt(work: Callable[[Place, Any], str], place: Place, item: Any) -> tuple[str, str]:
+    """What the work says, and what went wrong."""
     try:
-        work(place, item)
-    except (ValueError, RuntimeError, ArithmeticError, OSError) as error:
-        return str(error) or type(error).__name__
-    return ""
+        return work(place, item), ""
+    except Exception as error:  # whatever it is, the others can go on
+        return "", str(error) if str(error) else type(error).__name__
 
 
-def _each(work: Callable[[Place, Any], None], place: Place, items: Sequence[Any], jobs: int) -> Any:
-    """Each item with what went wrong, in order; several at a time in processes of their own."""
-    if jobs == 1 or len(items) < 2:
-        for item in items:
-            yield item, _attempt(work, place, item)
+def _each(place: Place, models: Sequence[Training]) -> Generator[tuple[Training, str, str], None, None]:
+    """Each model with what came out and what went wrong; several at a time in processes of their own."""
+    if place.jobs == 1:
+        for training in models:
+            yield training, *_attempt(do_model, place, training)
         return
-    threads = max(1, torch.get_num_threads() // jobs)
+    waiting, quiet = iter(models), replace(place, quiet=True)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (threads,)) as pool:
-        futures = [pool.submit(_attempt, work, replace(place, quiet=True), item) for item in items]
-        for item, future in zip(items, futures, strict=True):
-            yield item, future.result()
+    with ProcessPoolExecutor(place.jobs, context, torch.set_num_threads, (place.threads,)) as pool:
+        # No more than can run are submitted: when stopped, those that have begun save, and the others do not begin.
+        running = {pool.submit(_attempt, do_model, quiet, t): t for t in itertools.islice(waiting, place.jobs)}
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                training = running.pop(future)
+                running |= {pool.submit(_attempt, do_model, quiet, t): t for t in itertools.islice(waiting, 1)}
+                yield training, *future.result()
 
 
 # --- the report ---------------------------------------------------------------------------------------
 
 
-def finished_cells(place: Place) -> dict[str, dict[str, Any]]:
-    found = {}
+@dataclass(frozen=True)
+class Row:
+    """A finished cell."""
+
+    cell: Cell
+    result: dict[str, Any]
+
+    def measured(self, measure: str) -> float | None:
+        """None where the cell does not show it, or it was not taken."""
+        return self.result["measured"].get(measure) if self.cell.with_fid or measure.startswith("mse") else None
+
+
+def finished(place: Place) -> list[Row]:
+    rows = []
     for cell in table_cells():
-        path = place.out / "cells" / f"{cell.name}.json"
+        path = place.result(cell.training)
         if path.is_file():
-            found[cell.name] = json.loads(path.read_text())
-    return found
+            rows.append(Row(cell, json.loads(path.read_text())))
+    return rows
 
 
-def _show(value: float | None, measure: str) -> str:
+def show(value: float | None, measure: str) -> str:
     if value is None:
         return "-"
     return f"{value:.2f}" if measure == "fid" else f"{value:.4f}"
 
 
-def agreement(rows: Sequence[dict[str, Any]], measure: str) -> tuple[int, int, list[str]]:
+def agreement(rows: Sequence[Row], measure: str) -> tuple[int, int, list[str]]:
     """Pairs of rows that the paper orders, how many of them are in the same order here, and those that are not."""
-    known = [r for r in rows if r["paper"].get(measure) is not None and r["measured"].get(measure) is not None]
+    known = [
+        (row.cell.row, paper, found)
+        for row in rows
+        if (paper := row.cell.paper.get(measure)) is not None and (found := row.measured(measure)) is not None
+    ]
     total = agreeing = 0
     against = []
-    for i, a in enumerate(known):
-        for b in known[i + 1 :]:
-            theirs = a["paper"][measure] - b["paper"][measure]
-            ours = a["measured"][measure] - b["measured"][measure]
-            if theirs == 0:
-                continue
-            total += 1
-            if theirs * ours > 0:
-                agreeing += 1
-            else:
-                better, worse = (a, b) if theirs < 0 else (b, a)
-                against.append(f"{better['row']} before {worse['row']}")
+    for a, b in itertools.combinations(known, 2):
+        theirs, ours = a[1] - b[1], a[2] - b[2]
+        if theirs == 0:
+            continue
+        total += 1
+        if theirs * ours > 0:
+            agreeing += 1
+        else:
+            better, worse = (a, b) if theirs < 0 else (b, a)
+            against.append(f"{better[0]} before {worse[0]}")
     return total, agreeing, against
+
+
+def claims(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
+    """What the paper concludes from its tables, the numbers measured here, and whether they bear it out."""
+    known = {row.cell.training: row.result["measured"] for row in rows}
+    published: dict[Training, dict[str, float]] = {}
+    for cell in table_cells():
+        values = {measure: value for measure, value in cell.paper.items() if value is not None}
+        published.setdefault(cell.training, {}).update(values)
+    found = []
+
+    def compare(claim: str, measure: str, higher: Training, lower: Training) -> None:
+        pair = (higher, lower)
+        theirs: list[Any] = [published.get(training, {}).get(measure) for training in pair]
+        ours: list[Any] = [known.get(training, {}).get(measure) for training in pair]
+        if None in theirs or None in ours or theirs[0] <= theirs[1]:
+            return
+        holds = ours[0] > ours[1]
+        numbers = (" > " if holds else ", ").join(show(value, measure) for value in ours)
+        found.append((claim, numbers, "yes" if holds else "no"))
+
+    fair: Literal["minutes", "updates"]
+    for name in ("mnist", *COLOUR_SETS):
+        for fair in ("minutes", "updates"):
+            ours = [Training(name, "short-run", layers, equal=fair) for layers in (1, 3, 5)]
+            compare(f"{name}, equal {fair}: MSE falls from L = 1 to 5", "mse", ours[0], ours[2])
+            for own in ours:
+                ladder = replace(own, method="ladder-vae")
+                compare(f"{name}, L = {own.layers}, equal {fair}: MSE below Ladder-VAE", "mse", ladder, own)
+    for name in COLOUR_SETS:
+        ours = [Training(name, "short-run", layers) for layers in (1, 3, 5)]
+        compare(f"{name}: FID falls from L = 1 to 5", "fid", ours[0], ours[2])
+        for own in ours:
+            compare(f"{name}, L = {own.layers}: FID below Ladder-VAE", "fid", replace(own, method="ladder-vae"), own)
+        compare(f"{name}, L = 5: FID below Glow", "fid", Training(name, "glow", 3), ours[2])
+        for method in TABLE_2:
+            if method != "short-run":
+                compare(f"{name}, one layer: FID below {method}", "fid", Training(name, method, 1), ours[0])
+    for measure in ("mse", "fid"):
+        large = [Training("celeba", layers=layers, size=64) for layers in (1, 5)]
+        compare(f"celeba 64x64: {measure.upper()} falls from L = 1 to 5", measure, large[0], large[1])
+        for few, more in itertools.pairwise(TABLE_K):
+            steps = [Training("celeba", layers=5, steps=k, equal="updates") for k in (few, more)]
+            compare(f"celeba: {measure.upper()} falls from K = {few} to {more}", measure, steps[0], steps[1])
+    return found
+
+
+class _Document:
+    """The same headings, paragraphs, tables and pictures as HTML and as Markdown."""
+
+    def __init__(self) -> None:
+        self.html: list[str] = []
+        self.text: list[str] = []
+
+    def add(self, title: str, content: Sequence[str | Path | tuple[Sequence[str], Sequence[Sequence[Any]]]]) -> None:
+        """Paragraphs, paths of pictures, and tables as (heads, rows)."""
+        parts, self.text = [], [*self.text, f"## {title}"]
+        for item in content:
+            if isinstance(item, str):
+                parts.append(paragraph(item))
+                self.text.append(item)
+            elif isinstance(item, Path):
+                parts.append(picture(item, item.stem))
+                self.text.append(f"![{item.stem}]({item.name})")
+            else:
+                parts.append(table(item[1], item[0]))
+                self.text.append(markdown_table(item[1], item[0]))
+        self.html.append(section(title, "".join(parts)))
 
 
 def write_report(place: Place, failed: dict[str, str]) -> None:
     """``report.html``, ``report.md``, and ``<table>.csv`` for what is finished."""
-    cells = finished_cells(place)
-    sections, text = [], []
-    for target in dict.fromkeys(c.target for c in table_cells()):
-        rows = [row for row in cells.values() if row["target"] == target]
-        if not rows:
+    rows = finished(place)
+    document = _Document()
+    held = claims(rows)
+    if held:
+        borne_out = sum(verdict == "yes" for _, _, verdict in held)
+        document.add(
+            "What the paper concludes, and what was measured here",
+            [f"{borne_out} of {len(held)} hold at this size.", (["claim", "measured", "holds"], held)],
+        )
+    for target in dict.fromkeys(cell.target for cell in table_cells()):
+        part = [row for row in rows if row.cell.target == target]
+        if not part:
             continue
-        heads = ["row", "data", "MSE", "MSE, paper", "FID", "FID, paper", "KID", "updates", "seconds"]
-        lines = []
-        for row in rows:
-            found, paper = row["measured"], row["paper"]
-            lines.append(
-                [row["row"], row["column"], _show(found.get("mse"), "mse"), _show(paper["mse"], "mse"),
-                 _show(found.get("fid"), "fid"), _show(paper["fid"], "fid"), _show(found.get("kid"), "kid"),
-                 f"{row['training'].get('updates', 0):,}", f"{row['training'].get('seconds', 0):.0f}"]
-            )  # fmt: skip
+        heads = ["row", "data", "MSE", "MSE, paper", "MSE, quiet end", "FID", "FID, paper", "KID", "updates", "seconds"]
+        lines = [
+            [row.cell.row, row.cell.column, show(row.measured("mse"), "mse"), show(row.cell.paper["mse"], "mse"),
+             show(row.measured("mse_quiet"), "mse"), show(row.measured("fid"), "fid"),
+             show(row.cell.paper["fid"], "fid"), show(row.measured("kid"), "kid"),
+             f"{row.result['training'].get('updates', 0):,}", f"{row.result['training'].get('seconds', 0):.0f}"]
+            for row in part
+        ]  # fmt: skip
         with (place.out / f"{target}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([heads, *lines])
         notes = []
-        for column in dict.fromkeys(row["column"] for row in rows):
-            for measure in ("mse", "fid"):
-                for fair in (False, True):
-                    part = [r for r in rows if r["column"] == column and ("equal updates" in r["row"]) == fair]
-                    total, agreeing, against = agreement(part, measure)
-                    if total:
-                        note = f"{column}{', equal updates' if fair else ''}: order by {measure.upper()} agrees with "
-                        note += f"the paper in {agreeing} of {total} pairs"
-                        notes.append(note + (f"; the paper has {'; '.join(against)}" if against else ""))
-        title = f"{target}: {place.command(target)}"
-        sections.append(section(title, table(lines, heads) + "".join(paragraph(note) for note in notes)))
-        text += [f"## {title}", markdown_table(lines, heads), *(f"- {note}" for note in notes)]
+        for column in dict.fromkeys(row.cell.column for row in part):
+            for measure, equal in itertools.product(("mse", "fid"), ("minutes", "updates")):
+                same = [row for row in part if row.cell.column == column and row.cell.training.equal == equal]
+                total, agreeing, against = agreement(same, measure)
+                if total:
+                    note = f"{column}{', equal updates' if equal == 'updates' else ''}: order by {measure.upper()} "
+                    note += f"agrees with the paper in {agreeing} of {total} pairs"
+                    notes.append(note + (f"; the paper has {'; '.join(against)}" if against else ""))
+        document.add(f"{target}: {place.command(target)}", [(heads, lines), *notes])
     for target, pattern in PICTURES.items():
-        paths = sorted(place.out.glob(pattern))
-        if paths:
-            title = f"{target}: {place.command(target)}"
-            sections.append(section(title, "".join(paragraph(p.stem) + picture(p, p.stem) for p in paths)))
-            text += [f"## {title}", *(f"![{p.stem}]({p.name})" for p in paths)]
-    if (place.out / "hierarchy.json").is_file():
-        numbers = json.loads((place.out / "hierarchy.json").read_text())
-        heads = ["model", "layer", *hierarchy.FACTORS]
-        lines = [
-            [name, f"z_{len(shares) - i}", *(f"{share[factor]:.2f}" for factor in hierarchy.FACTORS)]
-            for name, shares in numbers["shares"].items()
-            for i, share in enumerate(shares)
+        if place.drawn(target).is_file():
+            pictures = sorted(place.out.glob(pattern))
+            content = [item for path in pictures for item in (path.stem, path)]
+            document.add(f"{target}: {place.command(target)}", content)
+    if place.drawn("figure-hierarchy").is_file():
+        numbers = json.loads(place.drawn("figure-hierarchy").read_text())
+        shares = [
+            [name, f"z_{len(layers) - i}", *(f"{share[factor]:.2f}" for factor in hierarchy.FACTORS)]
+            for name, layers in numbers["shares"].items()
+            for i, share in enumerate(layers)
         ]
-        note = f"Share of each factor's variation when one layer alone is drawn anew. Reader: {numbers['reader']}"
-        sections.append(section("Which layer controls what", paragraph(note) + table(lines, heads)))
-        text += ["## Which layer controls what", note, markdown_table(lines, heads)]
-    heads = ["number", "command", "data checksum", "seed", "machine", "torch", "held-out images", "samples"]
-    lines = [
-        [name, row["command"], row["training"].get("train_checksum", ""), row["training"].get("seed", ""),
-         row["machine"], row["torch"], row["measured"].get("images", "-"), row["measured"].get("samples", "-")]
-        for name, row in cells.items()
+        quality = ", ".join(f"{name} {value:.3f}" for name, value in numbers["reader"].items())
+        note = (
+            "Share of each factor's variation when one layer alone is drawn anew, on scenes. The network that reads "
+            f"the factors is right in this share (digit, style) or off by so much (position, background): {quality}."
+        )
+        document.add("Which layer controls what", [note, (["model", "layer", *hierarchy.FACTORS], shares)])
+    sources = [
+        [path.stem, result["command"], result["training"].get("train_checksum", "")[:16],
+         result["training"].get("seed", ""), f"{result['training'].get('seconds', 0):.0f}", result["machine"],
+         result["measured"].get("images", "-"), result["measured"].get("samples", "-")]
+        for path in sorted((place.out / "models").glob("*.json"))
+        for result in [json.loads(path.read_text())]
     ]  # fmt: skip
-    sections.append(section("Where each number comes from", table(lines, heads)))
-    text += ["## Where each number comes from", markdown_table(lines, heads)]
+    heads = ["model", "command", "sha256 of data", "seed", "seconds", "machine", "held-out images", "samples"]
+    document.add("Where each number comes from", [(heads, sources)])
     if failed:
-        sections.append(section("What failed", table(failed.items(), ["what", "why"])))
-        text += ["## What failed", markdown_table(failed.items(), ["what", "why"])]
+        document.add("What failed", [(["what", "why"], list(failed.items()))])
     scale = place.scale
     budget = "as published" if scale.minutes is None else f"{scale.minutes:g} minutes of training per model"
+    large = "" if scale.minutes is None else f" ({4 * scale.minutes:g} for 64x64)"
     introduction = (
-        f"Preset {place.scale_name}: {budget}, or {scale.updates:,} updates where updates are equal; MSE per pixel in "
-        f"[-1, 1] on {scale.images:,} held-out images; FID and KID of {scale.samples:,} samples against as many "
-        f"training images ({metrics.RESIZE}). The paper trains 300,000 updates and takes FID of 40,000 samples, so "
-        "compare orders rather than values."
+        f"Preset {place.scale_name}: {budget}{large}, or {scale.updates:,} updates where updates are equal; MSE per "
+        f"pixel in [-1, 1] on {scale.images:,} held-out images, 'quiet end' with the last {QUIET_STEPS} steps of the "
+        f"chain without noise; FID and KID of {scale.samples:,} samples against as many training images "
+        f"({metrics.RESIZE}). The paper trains 300,000 updates and takes FID of 40,000 samples, so compare orders "
+        "rather than values."
     )
     title = "The paper's tables and figures, measured"
-    write_atomically(place.out / "report.html", page(title, paragraph(introduction), sections).encode())
-    write_atomically(place.out / "report.md", ("\n\n".join([f"# {title}", introduction, *text]) + "\n").encode())
+    text = "\n\n".join([f"# {title}", introduction, *document.text]) + "\n"
+    write_atomically(place.out / "report.html", page(title, paragraph(introduction), document.html).encode())
+    write_atomically(place.out / "report.md", text.encode())

@@ -30,7 +30,7 @@ class RunError(ValueError):
 def write_atomically(path: Path, content: bytes) -> None:
     """Write to a temporary file, flush it to disk, rename: readers see the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # several processes may write the same
     with temporary.open("wb") as file:
         file.write(content)
         file.flush()
@@ -46,6 +46,11 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, values: Any) -> None:
     write_atomically(path, (json.dumps(values, indent=1) + "\n").encode())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """A file of one JSON object per line; none if there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 # --- models ----------------------------------------------------------------------------------------

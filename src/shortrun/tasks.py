@@ -6,7 +6,8 @@ command line writes them as pictures and JSON.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from shortrun import metrics
 from shortrun.data import Images
-from shortrun.learners.base import NotPossibleError
+from shortrun.learners.base import Inferred, NotPossibleError
 from shortrun.likelihood import annealed_importance, bits_per_dimension
 from shortrun.model import Latents
 from shortrun.parallel import CHUNK, in_chunks
@@ -48,14 +49,26 @@ class Reconstruction(NamedTuple):
 
 
 def reconstruct(
-    trained: Pretrained, x: Tensor, generator: torch.Generator, mask: Tensor | None = None, by: By = "method"
+    trained: Pretrained,
+    x: Tensor,
+    generator: torch.Generator,
+    mask: Tensor | None = None,
+    by: By = "method",
+    quiet_steps: int = 0,
 ) -> Reconstruction:
     """Infer the latents of ``x``, and decode them; shared between processes.
 
     ``by="method"`` is the method's own inference, an encoder where there is one; ``by="dynamics"`` is short run
-    dynamics on the decoder, whatever the method.
+    dynamics on the decoder, whatever the method. If so many of the last steps of the dynamics are to be
+    ``quiet_steps``, without noise, the result is near the centre of q(z | x) instead of a draw from it.
     """
-    infer = trained.method.infer if by == "method" else trained.method.infer_by_dynamics
+    infer: Callable[..., Inferred] = trained.method.infer
+    if by == "dynamics" or quiet_steps:
+        if not 0 <= quiet_steps <= trained.dynamics.steps:
+            raise ValueError(
+                f"quiet_steps is {quiet_steps}; expected 0 to {trained.dynamics.steps}, the steps there are"
+            )
+        infer = functools.partial(trained.method.infer_by_dynamics, quiet_steps=quiet_steps)
     masks = None if mask is None else mask.expand(len(x), *mask.shape[1:])
 
     def work(rows: slice, source: torch.Generator) -> list[Tensor]:

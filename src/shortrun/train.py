@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shortrun import data
-from shortrun.config import TrainConfig
+from shortrun.config import DECAY_FROM, TrainConfig
 from shortrun.learners import METHODS
 from shortrun.learners.base import Batch, NotPossibleError, Update
 from shortrun.masks import make_mask
@@ -60,8 +60,8 @@ def schedule(config: TrainConfig, iteration: int, share: float) -> tuple[float, 
     rate = rates[min(int(share * len(rates)), len(rates) - 1)]
     if config.warm_up:
         rate *= min(1.0, (iteration + 1) / config.warm_up)
-    if config.decay and share > 0.6:
-        rate *= max(0.02, 0.5 * (1 + math.cos(math.pi * min(1.0, (share - 0.6) / 0.4))))
+    if config.decay and share > DECAY_FROM:
+        rate *= max(0.02, 0.5 * (1 + math.cos(math.pi * min(1.0, (share - DECAY_FROM) / (1 - DECAY_FROM)))))
     first, last = config.sigma
     sigma = first * (last / first) ** min(1.0, share / config.anneal)
     return rate, sigma
@@ -209,7 +209,7 @@ class Loop:
         rate, sigma = schedule(self.config, self.iteration, self.share)
         self.model.sigma.fill_(sigma)
         for group in self.learner.optimiser.param_groups:
-            group["lr"] = rate * self.rate_factor
+            group["lr"] = rate * self.rate_factor * self.learner.caution
         if self.learner.tuning_is_due(self.iteration):
             begun = time.perf_counter()
             self.learner.tune(self.draw(OFFERED_IMAGES, "tuning"), self.generators["tuning"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -73,6 +73,8 @@ class Learner:
     """
 
     updates_per_iteration = 1
+    caution = 1.0
+    """Share of the scheduled learning rate that the method dares to use at the moment."""
 
     # -- the model, without training ------------------------------------------------------------------
 
@@ -96,11 +98,30 @@ class Learner:
 
     @classmethod
     def infer_by_dynamics(
-        cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
+        cls,
+        model: Any,
+        x: Tensor,
+        dynamics: Langevin,
+        mask: Tensor | None = None,
+        generator: RandomSource = None,
+        quiet_steps: int = 0,
     ) -> Inferred:
-        """Latents of ``x`` by short run dynamics on the decoder, whatever the method."""
-        z, diagnostics = infer(model, x, dynamics, mask=mask, generator=generator, return_diagnostics=True)
-        return Inferred(z, diagnostics.divergent[-1])
+        """Latents of ``x`` by short run dynamics on the decoder, whatever the method.
+
+        The last ``quiet_steps`` of the K steps take no noise: they end nearer to the centre of q(z | x), as the mean
+        of an encoder does, instead of in a draw from it.
+        """  # fmt: skip
+        noisy = dynamics.steps - quiet_steps
+        z, diagnostics = infer(
+            model, x, dynamics.part(0, noisy), mask=mask, generator=generator, return_diagnostics=True
+        )
+        divergent = diagnostics.divergent[-1]
+        if quiet_steps:
+            start = tuple(layer.masked_fill(divergent.view(-1, *[1] * (layer.ndim - 1)), 0.0) for layer in z)
+            quiet = dynamics.part(noisy, dynamics.steps, noise=False)
+            z, diagnostics = infer(model, x, quiet, mask=mask, start=start, return_diagnostics=True)
+            divergent = divergent | diagnostics.divergent[-1]
+        return Inferred(z, divergent)
 
     @classmethod
     def lower_bound(cls, model: Any, x: Tensor, dynamics: Langevin, generator: torch.Generator) -> Tensor:
@@ -212,3 +233,15 @@ class Learner:
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         return value, True
+
+    def weights(self) -> list[Tensor]:
+        """All that :meth:`descend` changes: parameters and the state of the optimiser."""
+        state = self.optimiser.state
+        return [*self.parameters, *(value for p in self.parameters if p in state for value in state[p].values())]
+
+    @torch.no_grad()
+    def undo(self, before: Sequence[Tensor]) -> None:
+        """Back to what a copy of :meth:`weights` remembers."""
+        if len(before) == len(self.parameters):  # the optimiser had not begun
+            self.optimiser.state.clear()
+        torch._foreach_copy_(self.weights(), list(before))

@@ -128,7 +128,13 @@ class GLO(Learner):
 
     @classmethod
     def infer_by_dynamics(
-        cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
+        cls,
+        model: Any,
+        x: Tensor,
+        dynamics: Langevin,
+        mask: Tensor | None = None,
+        generator: RandomSource = None,
+        quiet_steps: int = 0,
     ) -> Inferred:
         raise NotPossibleError("short run dynamics needs latents with a normal prior, which glo has not")
 

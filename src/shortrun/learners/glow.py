@@ -83,7 +83,13 @@ class Glow(Learner):
 
     @classmethod
     def infer_by_dynamics(
-        cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
+        cls,
+        model: Any,
+        x: Tensor,
+        dynamics: Langevin,
+        mask: Tensor | None = None,
+        generator: RandomSource = None,
+        quiet_steps: int = 0,
     ) -> Inferred:
         raise NotPossibleError(
             "glow maps images to noise and back without loss: its reconstructions are the images themselves and "

@@ -18,9 +18,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from shortrun.config import TrainConfig
+from shortrun.config import DECAY_FROM, TrainConfig
 from shortrun.entropy import top_curvature
-from shortrun.gradients import Evaluator
+from shortrun.gradients import Evaluator, Point
 from shortrun.langevin import Langevin, Target, is_divergent
 from shortrun.learners.base import COMPILED_TOLERANCE, Batch, Learner, Update
 from shortrun.model import Latents, standard_normal
@@ -28,6 +28,11 @@ from shortrun.parallel import seeded
 from shortrun.tune import Guard, StepSizeError, tune_by_gradient, tune_by_grid
 
 EARLY_TUNING = (0, 10, 40)
+# If more chains than this leave, the iteration is undone. Left alone, updates from chains on the run make the
+# generator steeper, more chains leave, and within two iterations its outputs are saturated for good. If they left
+# before the first update, the step was too long and is shortened; if after it, the updates were too large, and for a
+# while they are smaller: the learning rate halves, and rises again by RECOVERY with each iteration that goes well.
+MOST_DIVERGENT, RECOVERY, MOST_CAUTION = 0.25, 1.03, 1 / 16
 TUNING_IMAGES = 12
 # Between tunings the step follows the curvature: every so many iterations, s * lambda_max at the 90 % quantile
 # of a few chains is led towards the limit.
@@ -53,9 +58,12 @@ class ShortRun(Learner):
         self.target_size = config.step_size
         """Where the guard may raise the step to: the tuned one, or the longest if longer was always better."""
         self.iterations = 0
+        self.moves = config.steps + 1 - config.learn_last
+        """Points of a chain before the first update."""
+        own_moves = self.moves * config.batch // accelerator.num_processes
         self.evaluator = Evaluator(
-            model, self.parameters, accelerator.autocast, self.compiled, COMPILED_TOLERANCE[config.mixed_precision],
-            self.tell,
+            model, self.parameters, accelerator.autocast, own_moves, self.compiled,
+            COMPILED_TOLERANCE[config.mixed_precision], self.tell,
         )  # fmt: skip
 
     # -- one iteration --------------------------------------------------------------------------------
@@ -79,25 +87,30 @@ class ShortRun(Learner):
         sizes = self.dynamics.table(len(z)).tolist()
         dimension = sum(layer[0].numel() for layer in z)
         unit = float(self.model.sigma) ** 2 / x[0].numel()
-        diverged = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        diverged = early = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         first: Tensor | None = None
         loss, finite = math.nan, True
-        moves = self.config.steps + 1 - self.config.learn_last
-        self.evaluator.begin(x, mask, moves)
+        self.evaluator.begin(x, mask)
+        before = [tensor.detach().clone() for tensor in self.weights()]
+
+        def evaluate(k: int, z: Latents) -> Point:
+            return self.evaluator.move(z) if k < self.moves else self.evaluator.learn(z, ~diverged)
+
         for k in range(self.config.steps + 1):
-            point = self.evaluator.move(z) if k < moves else self.evaluator.learn(z, ~diverged)
+            point = evaluate(k, z)
             first = point.log_joint if first is None else first
             bad = is_divergent(point.log_joint, first, dimension)
             if bad.any():
                 # A chain that left must not touch the parameters, nor its NaNs those of others: it goes
                 # back to its start, and this point is evaluated again.
-                diverged |= bad
+                diverged = diverged | bad
+                early = diverged if k <= self.moves else early
                 z = tuple(
                     torch.where(bad.view(-1, *[1] * (layer.ndim - 1)), origin, layer)
                     for layer, origin in zip(z, start, strict=True)
                 )
-                point = self.evaluator.move(z) if k < moves else self.evaluator.learn(z, ~diverged)
-            if k >= moves:
+                point = evaluate(k, z)
+            if k >= self.moves:
                 used = torch.where(diverged, 0.0, -point.log_joint).sum()
                 gradients = tuple(-g for g in point.gradients)
                 loss, finite = self.descend(used, (~diverged).sum(), gradients, unit)
@@ -110,15 +123,21 @@ class ShortRun(Learner):
                     + math.sqrt(2 * s) * self.own_noise((count, *layer.shape[1:]), layer, generator)
                     for layer, drift, s in zip(z, point.drift, sizes[k], strict=True)
                 )
-        total = int(self.accelerator.reduce(diverged.sum().float(), "sum"))
+        counts = torch.stack([diverged.sum(), early.sum()]).float()
+        total, before_updates = (int(value) for value in self.accelerator.reduce(counts, "sum"))
         if finite:
-            self.keep(batch, z)
             self.iterations += 1
-            if self.config.tune != "off":
-                if total > 0.25 * count:
-                    self._scale_steps(0.7)
-                elif self.iterations % GUARD_EVERY == 0:
-                    self._follow_curvature(x, mask, z, generator)
+            if before_updates > MOST_DIVERGENT * count and self.config.tune != "off":
+                self.undo(before)
+                self._scale_steps(0.7)
+            elif total > MOST_DIVERGENT * count >= before_updates:
+                self.undo(before)
+                self.caution = max(self.caution / 2, MOST_CAUTION)
+            else:
+                self.caution = min(self.caution * RECOVERY, 1.0)
+                self.keep(batch, z)
+                if self.config.tune != "off" and self.iterations % GUARD_EVERY == 0:
+                    self._follow_curvature(x, mask, z, generator, rising=share <= DECAY_FROM or not self.config.decay)
         return Update(loss, total, finite, tuple(float(layer.detach().std()) for layer in z))
 
     # -- the step size --------------------------------------------------------------------------------
@@ -130,8 +149,13 @@ class ShortRun(Learner):
     def _longest(self) -> float:
         return float(torch.tensor(self.dynamics.step_size, dtype=torch.float64).max())
 
-    def _follow_curvature(self, x: Tensor, mask: Tensor | None, z: Latents, generator: torch.Generator) -> None:
-        """Lower the step where the model has become steeper, raise it again where it has become smoother.
+    def _follow_curvature(
+        self, x: Tensor, mask: Tensor | None, z: Latents, generator: torch.Generator, rising: bool = True
+    ) -> None:
+        """Lower the step where the model has become steeper, raise it again where smoother, if ``rising``.
+
+        It must not rise while the learning rate decays: a step at the limit is stable only because the generator
+        keeps yielding to it.
 
         A few chains spread over the whole batch are looked at, the same ones for any number of processes.
         """
@@ -151,6 +175,7 @@ class ShortRun(Learner):
         if math.isfinite(steepest) and steepest > 0:
             size = self._longest()
             lowest, highest = FIRST_PACE if self.iterations < SETTLING else PACE
+            highest = highest if rising else 1.0
             wanted = min(self.target_size, GUARD_LIMIT / steepest)
             self._scale_steps(min(max(wanted / size, lowest), highest))
 
@@ -208,8 +233,10 @@ class ShortRun(Learner):
         }
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "target_size": self.target_size, "iterations": self.iterations}
+        own = {"target_size": self.target_size, "iterations": self.iterations, "caution": self.caution}
+        return {**super().state(), **own}
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
         self.target_size, self.iterations = state["target_size"], state["iterations"]
+        self.caution = state.get("caution", 1.0)
