@@ -127,13 +127,15 @@ def test_the_guard_lowers_the_step_and_raises_it_again():
     z = learner.model.sample_prior(4)
     learner.target_size = 0.1
 
-    def follow(size):
+    def follow(size, rising=True):
         learner.dynamics = sr.Langevin(3, size)
-        learner._follow_curvature(x, None, z, torch.Generator().manual_seed(0))
+        learner._follow_curvature(x, None, z, torch.Generator().manual_seed(0), rising)
         return learner.dynamics.step_size
 
     assert follow(50.0) < 50.0
     assert 1e-4 < follow(1e-4) <= 1.5e-4 * (1 + 1e-9)
+    assert follow(50.0, rising=False) < 50.0
+    assert follow(1e-4, rising=False) == 1e-4
     with torch.no_grad():
         learner.model.inner.weight.mul_(10)
     assert follow(0.1) < 0.1

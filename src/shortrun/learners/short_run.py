@@ -32,6 +32,7 @@ EARLY_TUNING = (0, 10, 40)
 # generator steeper, more chains leave, and within two iterations its outputs are saturated for good. If they left
 # before the first update, the step was too long and is shortened; if after it, the updates were too large, and for a
 # while they are smaller: the learning rate halves, and rises again by RECOVERY with each iteration that goes well.
+# While the learning rate warms up, the generator takes shape and steps are too long anyway: they are just shortened.
 MOST_DIVERGENT, RECOVERY, MOST_CAUTION = 0.25, 1.03, 1 / 16
 TUNING_IMAGES = 12
 # Between tunings the step follows the curvature: every so many iterations, s * lambda_max at the 90 % quantile
@@ -127,17 +128,20 @@ class ShortRun(Learner):
         total, before_updates = (int(value) for value in self.accelerator.reduce(counts, "sum"))
         if finite:
             self.iterations += 1
-            if before_updates > MOST_DIVERGENT * count and self.config.tune != "off":
-                self.undo(before)
-                self._scale_steps(0.7)
-            elif total > MOST_DIVERGENT * count >= before_updates:
+            warm, limit = self.iterations > self.config.warm_up, MOST_DIVERGENT * count
+            if warm and total > limit >= before_updates:
                 self.undo(before)
                 self.caution = max(self.caution / 2, MOST_CAUTION)
+            elif total > limit and self.config.tune != "off":
+                if warm:
+                    self.undo(before)
+                self._scale_steps(0.7)
             else:
                 self.caution = min(self.caution * RECOVERY, 1.0)
                 self.keep(batch, z)
                 if self.config.tune != "off" and self.iterations % GUARD_EVERY == 0:
-                    self._follow_curvature(x, mask, z, generator, rising=share <= DECAY_FROM or not self.config.decay)
+                    decaying = self.config.decay and share > DECAY_FROM and self.iterations >= SETTLING
+                    self._follow_curvature(x, mask, z, generator, rising=not decaying)
         return Update(loss, total, finite, tuple(float(layer.detach().std()) for layer in z))
 
     # -- the step size --------------------------------------------------------------------------------
