@@ -29,7 +29,7 @@ from torch import Tensor
 
 from shortrun import data, metrics
 from shortrun.config import TrainConfig, preset
-from shortrun.langevin import Langevin, infer
+from shortrun.langevin import infer
 from shortrun.train import Loop
 
 IMAGES, QUIET_STEPS, EVALUATIONS = 100, 10, 24
@@ -45,11 +45,11 @@ def evaluate(loop: Loop) -> dict[str, float]:
             draw = model.encode(x, model.sample_prior(len(x), generator)).z
             centre = model.encode(x, tuple(torch.zeros_like(layer) for layer in draw)).z
     else:
-        table = loop.learner.dynamics.table(len(model.latent_shapes)).tolist()
-        noisy = len(table) - QUIET_STEPS
-        half_way = infer(model, x, Langevin(noisy, table[:noisy]), generator=generator)
-        draw = infer(model, x, Langevin(QUIET_STEPS, table[noisy:]), start=half_way, generator=generator)
-        centre = infer(model, x, Langevin(QUIET_STEPS, table[noisy:], noise=False), start=half_way)
+        dynamics = loop.learner.dynamics
+        noisy, steps = dynamics.steps - QUIET_STEPS, dynamics.steps
+        half_way = infer(model, x, dynamics.part(0, noisy), generator=generator)
+        draw = infer(model, x, dynamics.part(noisy, steps), start=half_way, generator=generator)
+        centre = infer(model, x, dynamics.part(noisy, steps, noise=False), start=half_way)
 
     def error(z: tuple[Tensor, ...]) -> float:
         with torch.no_grad():
@@ -82,7 +82,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--samples", type=int, default=250, help="for KID; 0 leaves it out")
-    parser.add_argument("--methods", nargs="+", default=["ours", "vae", "authors"], help="what to run, ours first")
+    methods = ("ours", "vae", "authors")
+    parser.add_argument("--methods", nargs="+", choices=methods, default=methods, help="what to run")
     parser.add_argument("--same-latents", action="store_true", help="a VAE over the noises of all three layers")
     parser.add_argument("--json")
     arguments = parser.parse_args()
@@ -98,6 +99,8 @@ def main() -> None:
     rows: dict[str, Any] = {}
     if arguments.json and Path(arguments.json).is_file():
         rows = json.loads(Path(arguments.json).read_text())["rows"]
+    if "ours" not in rows and "ours" not in arguments.methods:
+        parser.error("--methods leaves out ours, and --json names no file that has it")
     if arguments.samples:
         network = metrics.inception()
         seen = metrics.to_bytes(data.load(arguments.data, "train").batch(slice(0, arguments.samples)))

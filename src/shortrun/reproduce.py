@@ -509,7 +509,7 @@ def do_figure(place: Place, name: str) -> str:
     models = {training.name: place.trained(training).info for training in FIGURES[name]}
     note = {**numbers, "models": models, "command": place.command(name), "machine": machine()}
     write_json(place.drawn(name), note)
-    return ""
+    return "drawn"
 
 
 PICTURES = {
@@ -544,7 +544,10 @@ def reproduce(
     if place.jobs < 1:
         raise ValueError(f"jobs is {place.jobs}; expected one or more")
     for path in sorted((place.out / "models").glob("*.json")):
-        budget = json.loads(path.read_text())["budget"]
+        try:
+            budget = json.loads(path.read_text())["budget"]
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path} is no result of `shortrun reproduce`; remove it, or name another --out") from None
         if budget != place.budget:
             raise ValueError(
                 f"{path} was measured with {budget}, now it is {place.budget}; name another --out, and other --runs"
@@ -570,8 +573,8 @@ def reproduce(
             write_report(place, failed)
     for name in undrawn:
         missing = [t.name for t in FIGURES[name] if t.name in failed]
-        error = f"needs {', '.join(missing)}" if missing else _attempt(do_figure, place, name)[1]
-        say(f"{name}: {error or 'drawn'}")
+        said, error = ("", f"needs {', '.join(missing)}") if missing else _attempt(do_figure, place, name)
+        say(f"{name}: {error or said}")
         if error:
             failed[name] = error
     write_report(place, failed)

@@ -75,6 +75,8 @@ class Learner:
     updates_per_iteration = 1
     caution = 1.0
     """Share of the scheduled learning rate that the method dares to use at the moment."""
+    no_dynamics: str | None = None
+    """Why its latents cannot be inferred by short run dynamics, if they cannot."""
 
     # -- the model, without training ------------------------------------------------------------------
 
@@ -111,6 +113,8 @@ class Learner:
         The last ``quiet_steps`` of the K steps take no noise: they end nearer to the centre of q(z | x), as the mean
         of an encoder does, instead of in a draw from it.
         """  # fmt: skip
+        if cls.no_dynamics is not None:
+            raise NotPossibleError(cls.no_dynamics)
         noisy = dynamics.steps - quiet_steps
         z, diagnostics = infer(
             model, x, dynamics.part(0, noisy), mask=mask, generator=generator, return_diagnostics=True

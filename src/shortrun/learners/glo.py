@@ -83,6 +83,8 @@ def principal_codes(images: Any, size: int, generator: torch.Generator) -> Tenso
 
 
 class GLO(Learner):
+    no_dynamics = "short run dynamics needs latents with a normal prior, which glo has not"
+
     @classmethod
     def build(cls, config: ModelConfig, image: tuple[int, int, int], sigma: float) -> nn.Module:
         return CodeModel(one_layer_decoder(config, image, sigma, "glo"), sigma)
@@ -125,18 +127,6 @@ class GLO(Learner):
             optimiser.step()
             z.data = to_ball(z.data)
         return Inferred((z.detach(),), torch.zeros(len(x), dtype=torch.bool, device=x.device))
-
-    @classmethod
-    def infer_by_dynamics(
-        cls,
-        model: Any,
-        x: Tensor,
-        dynamics: Langevin,
-        mask: Tensor | None = None,
-        generator: RandomSource = None,
-        quiet_steps: int = 0,
-    ) -> Inferred:
-        raise NotPossibleError("short run dynamics needs latents with a normal prior, which glo has not")
 
     @classmethod
     def lower_bound(cls, model: Any, x: Tensor, dynamics: Langevin, generator: torch.Generator) -> Tensor:

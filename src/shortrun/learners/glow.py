@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from shortrun.config import ModelConfig, TrainConfig
 from shortrun.langevin import Langevin
-from shortrun.learners.base import Batch, Inferred, Learner, NotPossibleError, Update
+from shortrun.learners.base import Batch, Learner, NotPossibleError, Update
 from shortrun.model import RandomSource, standard_normal
 
 INITIAL_IMAGES = 256
@@ -71,6 +71,11 @@ class GlowFlow(nn.Module):
 
 
 class Glow(Learner):
+    no_dynamics = (
+        "glow maps images to noise and back without loss: its reconstructions are the images themselves and "
+        "measure nothing, and it has no latents to infer from part of an image"
+    )
+
     @classmethod
     def build(cls, config: ModelConfig, image: tuple[int, int, int], sigma: float) -> nn.Module:
         return GlowFlow(image, config.levels, config.depth, config.width, config.additive)
@@ -80,21 +85,6 @@ class Glow(Learner):
         noise = tuple(standard_normal((count, *shape), model.sigma, generator) for shape in model.latent_shapes)
         with torch.no_grad():
             return model.decode(noise).clamp(-1, 1)
-
-    @classmethod
-    def infer_by_dynamics(
-        cls,
-        model: Any,
-        x: Tensor,
-        dynamics: Langevin,
-        mask: Tensor | None = None,
-        generator: RandomSource = None,
-        quiet_steps: int = 0,
-    ) -> Inferred:
-        raise NotPossibleError(
-            "glow maps images to noise and back without loss: its reconstructions are the images themselves and "
-            "measure nothing, and it has no latents to infer from part of an image"
-        )
 
     @classmethod
     def lower_bound(cls, model: Any, x: Tensor, dynamics: Langevin, generator: torch.Generator) -> Tensor:
