@@ -191,6 +191,33 @@ def test_matrix_free_gradients_agree_with_exact_ones_on_average(entropy):
     assert many.norm() < 0.5 * few.norm()
 
 
+@pytest.mark.parametrize("entropy", ["conditional", "marginal"])
+def test_gradient_of_the_end_point_estimate_against_finite_differences(entropy):
+    """The derivative of a trace is that of its estimate on average over probes: a few hundred of them are taken."""
+    model = conv_model()
+    x = conv_data(model, 2)
+    dimension = sum(math.prod(shape) for shape in model.latent_shapes)
+    base = torch.tensor([0.03, 0.02, 0.025, 0.01], dtype=torch.float64)
+    dynamics = sr.Langevin(len(base), base)
+
+    def value(sizes):
+        return free_energy_details(
+            model,
+            x,
+            dynamics,
+            Estimation(entropy, "endpoint", samples=2, noises=2, probes=512, depth=dimension),
+            generator=torch.Generator().manual_seed(0),
+            table=sizes[:, None].expand(-1, 2),
+        ).value.mean()
+
+    sizes = base.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(value(sizes), sizes)
+    h = 1e-6
+    for k, shift in enumerate(h * torch.eye(len(base), dtype=torch.float64)):
+        difference = (value(base + shift) - value(base - shift)) / (2 * h)
+        torch.testing.assert_close(gradient[k], difference, rtol=0.02, atol=0.05)
+
+
 def test_the_three_entropies_are_ordered():
     model = conv_model()
     x = conv_data(model, 3)

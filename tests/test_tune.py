@@ -78,6 +78,19 @@ def test_tuning_by_gradient_on_a_nonlinear_generator(generator):
     assert last < first - 1
 
 
+@pytest.mark.parametrize("estimator", ["exact", "endpoint"])
+def test_tuning_one_factor_by_gradient_keeps_the_form_of_a_schedule(estimator, generator):
+    model = conv_model()
+    x = conv_data(model, 4)
+    start = sr.Langevin(6, [0.002, 0.002, 0.002, 0.002, 0.001, 0.0005])
+    result = sr.tune_by_gradient(model, x, start, iterations=15, samples=4, estimator=estimator, generator=generator)
+    factors = torch.tensor(result.dynamics.step_size) / torch.tensor(start.step_size)
+    torch.testing.assert_close(factors, factors[:1].expand(6))
+    assert factors[0] > 1.5  # steps far too short for what they can do
+    first, last = result.free_energy[-2:]
+    assert last < first - 1
+
+
 def test_tuning_shares_its_random_numbers_between_candidates(generator):
     model = conv_model()
     x = conv_data(model, 2)

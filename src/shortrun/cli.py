@@ -244,7 +244,8 @@ class Evaluate(_Use):
     stages: int = 200
     """Stages of annealed importance sampling."""
     by: tasks.By = "method"
-    """The method's own inference (an encoder, where there is one), or short run dynamics on the decoder."""
+    """The method's own inference (an encoder's centre, where there is one), a draw from its q(z | x), or short run
+    dynamics on the decoder."""
     quiet_steps: int = 0
     """So many of the last steps of the dynamics without noise: the centre of q(z | x) instead of a draw from it."""
 

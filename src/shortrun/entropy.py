@@ -497,19 +497,21 @@ def _run_endpoint(
     one per step. Exact for a linear-Gaussian model; a good guide else, because a chain forgets where it came
     from.
     """
-    if sizes.requires_grad or (sizes != sizes[:, :1]).any():
-        raise ValueError('estimator="endpoint" needs one step size for all layers, and gives no gradients')
+    if (sizes != sizes[:, :1]).any():
+        raise ValueError('estimator="endpoint" needs one step size for all layers')
     if covariance is not None and covariance.matrix is not None:
         raise ValueError('estimator="endpoint" needs a standard normal prior')
     n, d = z.shape
-    with torch.no_grad():
+    wants_gradient = sizes.requires_grad
+    with torch.set_grad_enabled(wants_gradient):
         for s in sizes:
-            eps = draw(z)
-            _, drift = _differentiable_gradient(target.flat_log_joint, z)
-            z = _move(z, drift.detach(), s, eps)
-    point, drift = _differentiable_gradient(target.flat_log_joint, z)
-    krylov = lanczos(lambda v: _products(drift, point, v), _rademacher((probes, n, d), z, probe_generator), depth)
-    steps = sizes[:, 0].double().tolist() if len(sizes) else []
+            eps = draw(z.detach())
+            z, drift = _differentiable_gradient(target.flat_log_joint, z)
+            z = _move(z, drift if wants_gradient else drift.detach(), s, eps)
+        point, drift = _differentiable_gradient(target.flat_log_joint, z)
+    v = _rademacher((probes, n, d), z, probe_generator)
+    krylov = lanczos(lambda v: _products(drift, point, v).detach(), v, depth)
+    steps = sizes[:, 0].double()
 
     def log_factor(curvature: Tensor) -> Tensor:
         if covariance is None:
@@ -519,6 +521,17 @@ def _run_endpoint(
             spread = (1 + s * curvature).square() * spread + (2 * s if noise else 0.0)
         return 0.5 * spread.log()
 
-    log_volume, variance = _probe_mean(krylov.trace(log_factor))
-    stability = -max(steps, default=0.0) * krylov.nodes[..., 0].amin(0)
-    return _Chain(z, log_volume.to(z), variance.to(z), stability.to(z))
+    def slope(curvature: Tensor) -> Tensor:
+        with torch.enable_grad():
+            curvature = curvature.detach().requires_grad_()
+            return torch.autograd.grad(log_factor(curvature).sum(), curvature)[0]
+
+    traces = krylov.trace(log_factor)  # depends on the steps by the recursion alone, as if H stayed
+    if wants_gradient:
+        with torch.enable_grad():  # d tr f(H) = E[(f'(H) v)^T dH v]: z_K moves with the steps, and H with it
+            moved = (krylov.apply(slope) * _products(drift, point, v, create_graph=True)).sum(-1)
+            traces = traces + moved - moved.detach()
+    log_volume, variance = _probe_mean(traces)
+    top = steps.detach().max() if len(steps) else 0.0
+    stability = -top * krylov.nodes[..., 0].amin(0)
+    return _Chain(z, log_volume.to(z), variance.detach().to(z), stability.to(z))

@@ -22,7 +22,7 @@ from shortrun.parallel import CHUNK, in_chunks
 from shortrun.runs import Pretrained
 from shortrun.tune import TuneResult, tune_by_grid
 
-By = Literal["method", "dynamics"]
+By = Literal["method", "draw", "dynamics"]
 
 
 @torch.no_grad()
@@ -58,11 +58,12 @@ def reconstruct(
 ) -> Reconstruction:
     """Infer the latents of ``x``, and decode them; shared between processes.
 
-    ``by="method"`` is the method's own inference, an encoder where there is one; ``by="dynamics"`` is short run
-    dynamics on the decoder, whatever the method. If so many of the last steps of the dynamics are to be
-    ``quiet_steps``, without noise, the result is near the centre of q(z | x) instead of a draw from it.
+    ``by="method"`` is the method's own inference: the end of a chain, or the centre of an encoder's q(z | x);
+    ``by="draw"`` is a draw from q(z | x) there too; ``by="dynamics"`` is short run dynamics on the decoder, whatever
+    the method. If so many of the last steps of the dynamics are to be ``quiet_steps``, without noise, the result is
+    near the centre of q(z | x) instead of a draw from it.
     """
-    infer: Callable[..., Inferred] = trained.method.infer
+    infer: Callable[..., Inferred] = trained.method.draw if by == "draw" else trained.method.infer
     if by == "dynamics" or quiet_steps:
         if not 0 <= quiet_steps <= trained.dynamics.steps:
             raise ValueError(

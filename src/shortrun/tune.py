@@ -436,9 +436,10 @@ def tune_by_gradient(
     """Minimise the mean free energy over the batch (paper, Eq. 20) by gradient descent on ``log s``.
 
     Args:
-        per: ``"run"``, one step size; ``"step"``, one per step (the ``s_k`` that the paper leaves to
-            future work); ``"layer"``, one per step and layer.
-        iterations, learning_rate: of Adam, which starts from the step size of ``dynamics``.
+        per: ``"run"``, one factor for the step sizes of ``dynamics``, so that a schedule keeps its form; ``"step"``,
+            a step size of its own per step (the ``s_k`` that the paper leaves to future work); ``"layer"``, per step
+            and layer.
+        iterations, learning_rate: of Adam, which starts from the step sizes of ``dynamics``.
 
     The other arguments are those of :func:`tune_by_grid`. Each iterate sees fresh noise, so that many step
     sizes do not adapt to the noise of a few chains; the result is the average of the second half of the
@@ -454,46 +455,45 @@ def tune_by_gradient(
         raise ValueError("there is no step size to tune: dynamics has zero steps")
     generator, rewind = _replay(generator, x)
     layers = len(model.sample_prior(1, generator[0] if isinstance(generator, Sequence) else generator))
-    start = dynamics.table(layers).log()
-    means = {"run": (0, 1), "step": (1,), "layer": ()}[per]
-    start_log_s = (start.mean(means, keepdim=True) if means else start).to(x.device)
-    log_s = start_log_s.clone().requires_grad_()
-    optimiser = torch.optim.Adam([log_s], lr=learning_rate, betas=(0.8, 0.95))
+    start = dynamics.table(layers) if per == "layer" else torch.tensor(dynamics.step_size, dtype=torch.float64)
+    if per == "step" and not start.ndim:
+        start = start.expand(dynamics.steps)
+    start = start.to(x.device)
+    unchanged = torch.zeros_like(start[..., :1] if start.ndim == 2 and per == "step" else start)
+    unchanged = unchanged.new_zeros(()) if per == "run" else unchanged
+    log_factor = unchanged.clone().requires_grad_()
+    optimiser = torch.optim.Adam([log_factor], lr=learning_rate, betas=(0.8, 0.95))
     curve, tail = _Curve(guard, accelerator), []
 
-    def evaluate(size: Tensor) -> FreeEnergy:
+    def evaluate(log_factor: Tensor) -> tuple[Any, FreeEnergy]:
+        """The step sizes, as in ``Langevin``, and their free energy."""
         with torch.inference_mode(False), torch.enable_grad():
-            table = size.exp().expand(dynamics.steps, layers)
-            return free_energy_details(model, x, dynamics, how, mask=mask, generator=generator, table=table)
+            size = start * log_factor.exp()
+            table = (size[:, None] if size.ndim == 1 else size).expand(dynamics.steps, layers)
+            details = free_energy_details(model, x, dynamics, how, mask=mask, generator=generator, table=table)
+        return size.tolist(), details
 
     for iteration in range(iterations):
-        details = evaluate(log_s)
-        if not curve.add(_as_plain(log_s, per), details):
+        size, details = evaluate(log_factor)
+        if not curve.add(size, details):
             # Too long a step: go back under the limit, and forget the momentum that led here.
             excess = min(curve.rows[-1][2] / guard.limit, 100.0)
-            log_s.data -= math.log(max(1.2, 1.1 * excess))
+            log_factor.data -= math.log(max(1.2, 1.1 * excess))
             optimiser.state.clear()
             continue
-        (slope,) = torch.autograd.grad(mean_free_energy(details), log_s)
-        log_s.grad = slope if accelerator is None else accelerator.reduce(slope, "mean")
+        (slope,) = torch.autograd.grad(mean_free_energy(details), log_factor)
+        log_factor.grad = slope if accelerator is None else accelerator.reduce(slope, "mean")
         optimiser.step()
         if iteration >= iterations // 2:
-            tail.append(log_s.detach().clone())
+            tail.append(log_factor.detach().clone())
     # Each iterate saw fresh noise; their average is compared with the start on one and the same noise.
     finalists = _Curve(guard, accelerator)
-    for size in [start_log_s, *([torch.stack(tail).mean(0)] if tail else [])]:
+    for finalist in [unchanged, *([torch.stack(tail).mean(0)] if tail else [])]:
         rewind()
-        finalists.add(_as_plain(size, per), evaluate(size))
+        finalists.add(*evaluate(finalist))
     if finalists.all_excluded():
         return curve.result(dynamics)
     chosen = finalists.result(dynamics)
     curve.step_sizes += finalists.step_sizes
     curve.rows += finalists.rows
     return curve.result(dynamics, len(curve.rows) - len(finalists.rows) + chosen.best)
-
-
-def _as_plain(log_size: Tensor, per: Per) -> Any:
-    size = log_size.detach().exp()
-    if per == "run":
-        return size.item()
-    return size[:, 0].tolist() if per == "step" else size.tolist()

@@ -99,6 +99,13 @@ class Learner:
         return cls.infer_by_dynamics(model, x, dynamics, mask, generator)
 
     @classmethod
+    def draw(
+        cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
+    ) -> Inferred:
+        """A draw from the method's q(z | x), which is what a chain ends in; an encoder infers the centre instead."""
+        return cls.infer(model, x, dynamics, mask, generator)
+
+    @classmethod
     def infer_by_dynamics(
         cls,
         model: Any,

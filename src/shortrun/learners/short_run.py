@@ -214,9 +214,9 @@ class ShortRun(Learner):
                     )  # fmt: skip
                 else:
                     result = tune_by_gradient(
-                        self.model, x, self.dynamics, self.config.tune_per, estimator="lanczos",
-                        samples=1, probes=1, depth=6, iterations=4, mask=mask,
-                        generator=sources, accelerator=self.accelerator,
+                        self.model, x, self.dynamics, self.config.tune_per, samples=1, probes=2, depth=6, iterations=4,
+                        estimator="lanczos" if self.config.tune_per == "layer" else "endpoint",
+                        mask=mask, generator=sources, accelerator=self.accelerator,
                     )  # fmt: skip
                 break
             except StepSizeError:

@@ -112,11 +112,24 @@ class VAE(Learner):
     def infer(
         cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
     ) -> Inferred:
-        """The centre of q(z | x).
+        """The centre of q(z | x); for hidden pixels see :meth:`draw`."""
+        eps = tuple(x.new_zeros(len(x), *shape) for shape in model.latent_shapes)
+        return cls._encode(model, x, eps, mask, generator)
+
+    @classmethod
+    def draw(
+        cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
+    ) -> Inferred:
+        """A draw from q(z | x).
 
         Hidden pixels are filled by the model itself: encode, decode, fill, and again (Rezende et al. 2014,
         appendix F), because the encoder has seen only whole images.
         """
+        eps = tuple(layer.to(x.device) for layer in model.sample_prior(len(x), generator))
+        return cls._encode(model, x, eps, mask, generator)
+
+    @classmethod
+    def _encode(cls, model: Any, x: Tensor, eps: Latents, mask: Tensor | None, generator: RandomSource) -> Inferred:
         with torch.no_grad():
             if mask is not None:
                 seen = mask.expand_as(x)
@@ -124,8 +137,7 @@ class VAE(Learner):
                 for _ in range(FILLING_ROUNDS):
                     z = model.encode(x, model.sample_prior(len(x), generator)).z
                     x = torch.where(seen, x, model.decoder(z))
-            centre = tuple(x.new_zeros(len(x), *shape) for shape in model.latent_shapes)
-            z = model.encode(x, centre).z
+            z = model.encode(x, eps).z
         return Inferred(z, torch.zeros(len(x), dtype=torch.bool, device=x.device))
 
     @classmethod
