@@ -287,6 +287,17 @@ def test_gaussian_formulas_against_torch_distributions():
     torch.testing.assert_close(gaussian_kl(mean, log_sd), torch.distributions.kl_divergence(q, prior).sum(1))
 
 
+def test_draws_of_an_encoder_spread_around_its_centre_as_it_says():
+    torch.manual_seed(0)
+    model = VAE.build(ModelConfig(latent_sizes=(4,), channels=4, encoder_channels=4), (1, 28, 28), 0.3)
+    x = torch.rand(1, 1, 28, 28) * 2 - 1
+    mean, log_sd = model.posterior(x)
+    z = VAE.draw(model, x.expand(4000, -1, -1, -1), sr.Langevin(), generator=torch.Generator().manual_seed(0)).z[0]
+    torch.testing.assert_close(z.mean(0), mean[0], atol=0.08, rtol=0)
+    torch.testing.assert_close(z.std(0), log_sd[0].exp(), atol=0, rtol=0.08)
+    torch.testing.assert_close(VAE.infer(model, x, sr.Langevin()).z[0], mean)
+
+
 def test_hidden_pixels_do_not_reach_the_encoder():
     torch.manual_seed(0)
     model = VAE.build(ModelConfig(latent_sizes=(4,), channels=4, encoder_channels=4), (1, 28, 28), 0.3)

@@ -342,7 +342,8 @@ class Inpaint(_Use):
     keep_known: bool = True
     """Copy the visible pixels instead of re-generating them."""
     by: tasks.By = "method"
-    """The method's own inference (an encoder, where there is one), or short run dynamics on the decoder."""
+    """The method's own inference (an encoder's centre, where there is one), a draw from its q(z | x), or short run
+    dynamics on the decoder."""
 
 
 def _inpaint(arguments: Inpaint) -> None:
