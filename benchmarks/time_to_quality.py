@@ -72,7 +72,8 @@ def run(config: TrainConfig, samples: int) -> tuple[list[dict[str, float]], Tens
             if loop.seconds >= following or loop.share >= 1:
                 points.append({"seconds": round(loop.seconds, 1), **evaluate(loop)})
                 following, mark = loop.seconds + every, time.perf_counter()
-        drawn = loop.learner.sample(loop.model, samples, torch.Generator().manual_seed(config.seed))
+        source = torch.Generator().manual_seed(config.seed)
+        drawn = loop.learner.sample(loop.model, samples, source, loop.learner.spread)
         return points, drawn, {"updates": loop.updates, "latent_std": update.latent_std}
 
 

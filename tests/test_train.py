@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 import shortrun as sr
+from shortrun import data, tasks
 from shortrun.config import ModelConfig, TrainConfig, preset
 from shortrun.generators import ModelError
 from shortrun.learners import METHODS, ShortRun, short_run
@@ -50,6 +51,38 @@ def small_learner(**changes):
     model = sr.GaussianModel(lambda z: torch.tanh(decoder(z[0])).view(-1, 1, 2, 3), [(2,)], 0.3)
     model.inner = decoder
     return ShortRun(model, config, Accelerator()), config
+
+
+def test_samples_are_as_wide_as_the_latents_were_in_training(tmp_path):
+    learner, _ = small_learner()
+    learner._follow_spread([4.0])
+    assert learner.spread == (2.0,)
+    learner._follow_spread([4.0 + 10 * 0.5])
+    assert learner.spread[0] ** 2 == pytest.approx(4.5)
+
+    train(SMOKE, tmp_path / "run", quiet=True)
+    trained = from_pretrained(tmp_path / "run")
+    assert len(trained.spread) == 2
+    trained.spread = (3.0, 1.0)
+    wide = trained.sample_latents(5, torch.Generator().manual_seed(0))
+    narrow = trained.model.sample_prior(5, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(wide, (3 * narrow[0], narrow[1]))
+    images = tasks.sample(trained, 5, torch.Generator().manual_seed(0))
+    trained.spread = ()
+    assert not torch.allclose(tasks.sample(trained, 5, torch.Generator().manual_seed(0)), images)
+
+    train(replace(SMOKE, fit_spread=False), tmp_path / "plain", quiet=True)
+    assert from_pretrained(tmp_path / "plain").spread == ()
+
+
+def test_the_spread_is_that_of_the_latents_that_are_inferred(tmp_path):
+    """Measured a second time, with the finished model and the public functions."""
+    train(replace(SMOKE, iterations=40, batch=32, learning_rates=(1e-3,)), tmp_path, quiet=True)
+    trained = from_pretrained(tmp_path)
+    x = data.load("embedded", "train").batch(slice(0, 300))
+    z = tasks.reconstruct(trained, x, torch.Generator().manual_seed(0)).z
+    for width, layer in zip(trained.spread, z, strict=True):
+        assert width == pytest.approx(float(layer.square().mean().sqrt()), rel=0.1)
 
 
 @pytest.mark.parametrize("learn_last", [1, 3])

@@ -94,6 +94,8 @@ class TrainConfig:
     """T_s: tune the step size every so many iterations (and a few times in the beginning)."""
     tune_per: Literal["run", "step", "layer"] = "run"
     """For tune=gradient: one step size, one per step, or one per step and layer."""
+    fit_spread: bool = True
+    """short-run, abp: samples are drawn as wide as the latents were in training, instead of from the prior itself."""
     learn_last: int = 18
     """m: update the generator at each of the last m points of the chain; 1 is the paper's algorithm."""
     learning_rates: tuple[float, ...] = (2e-3,)
@@ -210,7 +212,7 @@ def preset(name: Preset, data: str, method: Method = "short-run") -> TrainConfig
         model = ModelConfig(latent_sizes=(64, 64, 64, 96, 128), channels=64, head_channels=96, encoder_channels=64)
         config = TrainConfig(
             data=data, model=model, iterations=300_000, minutes=None, batch=100, steps=25, step_size=0.00125,
-            cool_down=0, learn_last=1, learning_rates=(1e-4, 5e-5, 1e-5), decay=False, warm_up=0,
+            cool_down=0, fit_spread=False, learn_last=1, learning_rates=(1e-4, 5e-5, 1e-5), decay=False, warm_up=0,
             betas=(0.9, 0.999), sigma=(0.3, 0.15), tune_every=1000, evaluate_every=1000, evaluate_images=1000,
             checkpoint_every=1000,
         )  # fmt: skip

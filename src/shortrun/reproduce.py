@@ -108,7 +108,7 @@ SCALES: dict[ScaleName, Scale] = {
         "smoke", {1: (8,), 3: (4, 6, 8), 5: (4, 4, 4, 6, 8)}, None, 6, 6, 0, reader=2, pairs=20, most_steps=3,
         tune="guard", stand_in={"mnist": "embedded", "svhn": "scenes:60", "celeba": "scenes:60", "scenes": "scenes:60"},
     ),
-    "cpu": Scale("cpu", SMALL_LAYERS, 1.5, 1_200, 1_000, 2_000),
+    "cpu": Scale("cpu", SMALL_LAYERS, 1.5, 2_000, 1_000, 2_000),
     "paper": Scale("paper", PUBLISHED_LAYERS, None, 300_000, 10_000, 40_000),
 }  # fmt: skip
 
@@ -461,7 +461,7 @@ def draw_hierarchy(place: Place) -> dict[str, Any]:
     for training in HIERARCHIES:
         trained = place.trained(training)
         generator = torch.Generator().manual_seed(0)
-        z = trained.model.sample_prior(4, generator)
+        z = trained.sample_latents(4, generator)
         with torch.no_grad():
             originals = trained.model.decoder(z)
         rows = []
@@ -477,7 +477,7 @@ def draw_hierarchy(place: Place) -> dict[str, Any]:
     for training in HIERARCHIES:
         if training.data == "scenes":
             trained = place.trained(training)
-            prior = functools.partial(trained.model.sample_prior, generator=torch.Generator().manual_seed(0))
+            prior = functools.partial(trained.sample_latents, generator=torch.Generator().manual_seed(0))
             decode = functools.partial(tasks.decode, trained)
             shares[training.name] = hierarchy.layer_shares(decode, prior, reader, place.scale.pairs)
     return {"reader": quality, "shares": shares}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from shortrun.config import Method, ModelConfig, model_from_plain, to_plain
 from shortrun.langevin import Langevin
 from shortrun.learners import METHODS
+from shortrun.learners.base import widen
+from shortrun.model import Latents
 
 KEEP_CHECKPOINTS = 2
 SHIPPED = Path(__file__).parent / "pretrained"
@@ -64,6 +67,7 @@ def save_pretrained(
     config: ModelConfig,
     image: tuple[int, int, int],
     dynamics: Langevin,
+    spread: Sequence[float] = (),
     info: dict[str, Any] | None = None,
 ) -> None:
     """Write ``model.safetensors`` and ``config.json``."""
@@ -75,6 +79,7 @@ def save_pretrained(
         "image": list(image),
         "sigma": float(model.sigma),  # type: ignore[arg-type]
         "dynamics": {"steps": dynamics.steps, "step_size": dynamics.step_size, "noise": dynamics.noise},
+        "spread": list(spread),
         "info": info or {},
     }
     write_atomically(folder / "model.safetensors", save(tensors))
@@ -86,6 +91,7 @@ class Pretrained:
 
     def __init__(self, model: Any, dynamics: Langevin, description: dict[str, Any]) -> None:
         self.model, self.dynamics = model, dynamics
+        self.spread: tuple[float, ...] = tuple(description.get("spread", ()))
         self.name: Method = description["method"]
         self.method = METHODS[self.name]
         self.image: tuple[int, int, int] = tuple(description["image"])
@@ -99,6 +105,10 @@ class Pretrained:
     def to(self, device: torch.device | str) -> Pretrained:
         self.model = self.model.to(device)
         return self
+
+    def sample_latents(self, count: int, generator: torch.Generator) -> Latents:
+        """Latents to make samples of: from the prior, in the width that the latents had in training."""
+        return widen(self.model.sample_prior(count, generator), self.spread)
 
     @property
     def parameters(self) -> int:

@@ -36,7 +36,7 @@ def sample(trained: Pretrained, count: int, generator: torch.Generator) -> Tenso
     """Images drawn from the model, shared between processes."""
 
     def work(rows: slice, source: torch.Generator) -> list[Tensor]:
-        return [trained.method.sample(trained.model, rows.stop - rows.start, source).cpu()]
+        return [trained.method.sample(trained.model, rows.stop - rows.start, source, trained.spread).cpu()]
 
     return in_chunks(count, work, generator)[0]
 
@@ -137,7 +137,7 @@ def traverse(
 ) -> Tensor:
     """Images as one layer changes while the others stay; shape ``(count, n, ...)``.
 
-    The layer is drawn anew from the prior; or, with ``amount``, moved along one random direction from
+    The layer is drawn anew, as for a sample; or, with ``amount``, moved along one random direction from
     ``-amount`` to ``+amount``.
     """
     if not 0 <= layer < len(z):
@@ -148,7 +148,7 @@ def traverse(
     for i in range(count):
         changed = list(z)
         if amount is None:
-            changed[layer] = torch.randn(z[layer].shape, generator=generator)
+            changed[layer] = trained.sample_latents(len(z[layer]), generator)[layer].to(z[layer])
         else:
             position = amount * (2 * i / max(count - 1, 1) - 1)
             changed[layer] = z[layer] + position * direction

@@ -138,7 +138,7 @@ class Loop:
         }
         save_pretrained(
             self.model, self.folder / "model", method=self.config.method, config=self.config.model,
-            image=self.train_images.shape, dynamics=self.learner.dynamics, info=info,
+            image=self.train_images.shape, dynamics=self.learner.dynamics, spread=self.learner.spread, info=info,
         )  # fmt: skip
 
     def _restore(self) -> None:
@@ -258,7 +258,7 @@ class Loop:
 
     def _draw_pictures(self, x: torch.Tensor, images: torch.Tensor | None) -> None:
         generator = torch.Generator().manual_seed(self.config.seed)
-        samples = self.learner.sample(self.model, 30, generator)
+        samples = self.learner.sample(self.model, 30, generator, self.learner.spread)
         folder = self.folder / "pictures"
         folder.mkdir(exist_ok=True)
         rows = [] if images is None else [("held out", x[:10]), ("reconstruction", images[:10])]

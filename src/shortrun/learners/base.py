@@ -65,6 +65,11 @@ class Inferred(NamedTuple):
     """Which chains diverged, shape ``(n,)``."""
 
 
+def widen(z: Latents, spread: Sequence[float]) -> Latents:
+    """Each layer times its width, if there is any."""
+    return tuple(layer * width for layer, width in zip(z, spread, strict=True)) if spread else z
+
+
 class Learner:
     """A method: how its model is built and used (class methods), and one run of learning it (an instance).
 
@@ -86,10 +91,10 @@ class Learner:
         return build_model(config, image, sigma)
 
     @classmethod
-    def sample(cls, model: Any, count: int, generator: RandomSource = None) -> Tensor:
-        """Images of latents drawn from the prior."""
+    def sample(cls, model: Any, count: int, generator: RandomSource = None, spread: Sequence[float] = ()) -> Tensor:
+        """Images of latents drawn from the prior; or, with ``spread``, from N(0, spread_l^2 I) in each layer."""
         with torch.no_grad():
-            return model.decoder(model.sample_prior(count, generator))
+            return model.decoder(widen(model.sample_prior(count, generator), spread))
 
     @classmethod
     def infer(
@@ -157,6 +162,8 @@ class Learner:
         self.say: Callable[[str], None] = lambda text: None
         """Where messages to the user go."""
         self.last_tuning: dict[str, Any] | None = None
+        self.spread: tuple[float, ...] = ()
+        """Width of each layer of latents for samples, where it is not that of the prior."""
 
     def tell(self, text: str) -> None:
         self.say(text)
@@ -188,10 +195,11 @@ class Learner:
         pass
 
     def state(self) -> dict[str, Any]:
-        return {"step_size": self.dynamics.step_size}
+        return {"step_size": self.dynamics.step_size, "spread": self.spread}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.dynamics = Langevin(self.dynamics.steps, state["step_size"])
+        self.spread = tuple(state.get("spread", ()))
 
     # -- several processes ----------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ invertible 1x1 convolution, coupling), and half of the maps leave as latents. Th
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import normflows as nf
@@ -81,7 +82,7 @@ class Glow(Learner):
         return GlowFlow(image, config.levels, config.depth, config.width, config.additive)
 
     @classmethod
-    def sample(cls, model: Any, count: int, generator: RandomSource = None) -> Tensor:
+    def sample(cls, model: Any, count: int, generator: RandomSource = None, spread: Sequence[float] = ()) -> Tensor:
         noise = tuple(standard_normal((count, *shape), model.sigma, generator) for shape in model.latent_shapes)
         with torch.no_grad():
             return model.decode(noise).clamp(-1, 1)

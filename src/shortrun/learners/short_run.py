@@ -11,6 +11,7 @@ Langevin step yields the gradient of the parameters for half as much again.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,8 @@ LONGEST_STEP = 0.1
 # afterwards: a step that yields to every steepness lets the generator become steeper still, because chains that
 # hardly move leave it to the decoder to amplify them; a step that stays makes steepness costly and keeps it smooth.
 FIRST_PACE, PACE, SETTLING = (1 / 3, 1.5), (0.995, 1.05), 100
+# Share of the past in the running average of the squared latents.
+MEMORY = 0.9
 
 
 class ShortRun(Learner):
@@ -124,8 +127,9 @@ class ShortRun(Learner):
                     + math.sqrt(2 * s) * self.own_noise((count, *layer.shape[1:]), layer, generator)
                     for layer, drift, s in zip(z, point.drift, sizes[k], strict=True)
                 )
-        counts = torch.stack([diverged.sum(), early.sum()]).float()
-        total, before_updates = (int(value) for value in self.accelerator.reduce(counts, "sum"))
+        squares = [layer[~diverged].double().square().sum() for layer in z]
+        sums = self.accelerator.reduce(torch.stack([diverged.sum().double(), early.sum().double(), *squares]), "sum")
+        total, before_updates = int(sums[0]), int(sums[1])
         if finite:
             self.iterations += 1
             warm, limit = self.iterations > self.config.warm_up, MOST_DIVERGENT * count
@@ -139,10 +143,24 @@ class ShortRun(Learner):
             else:
                 self.caution = min(self.caution * RECOVERY, 1.0)
                 self.keep(batch, z)
+                if self.config.fit_spread:
+                    self._follow_spread(
+                        [float(a) / (count - total) / b[0].numel() for a, b in zip(sums[2:], z, strict=True)]
+                    )
                 if self.config.tune != "off" and self.iterations % GUARD_EVERY == 0:
                     decaying = self.config.decay and share > DECAY_FROM and self.iterations >= SETTLING
                     self._follow_curvature(x, mask, z, generator, rising=not decaying)
         return Update(loss, total, finite, tuple(float(layer.detach().std()) for layer in z))
+
+    def _follow_spread(self, mean_squares: Sequence[float]) -> None:
+        """Width of the latents at the end of the chains, averaged over the last iterations.
+
+        Long steps keep the generator flat: after a short training the latents of images spread further than N(0, I),
+        and samples of the prior lack contrast. Among ``N(0, c_l^2 I)`` the mean square of the inferred latents is the
+        most likely ``c_l^2``. Chains still start from N(0, I), as they were trained.
+        """
+        past = [width**2 for width in self.spread] or mean_squares
+        self.spread = tuple(math.sqrt(MEMORY * a + (1 - MEMORY) * b) for a, b in zip(past, mean_squares, strict=True))
 
     # -- the step size --------------------------------------------------------------------------------
 
