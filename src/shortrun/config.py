@@ -84,7 +84,7 @@ class TrainConfig:
     """Images per update, over all processes together."""
     steps: int = 25
     """K, the number of Langevin steps."""
-    step_size: float = 0.05
+    step_size: float = 0.007
     """s at the start (drift s * gradient, noise sqrt(2 s))."""
     cool_down: int = 6
     """The last so many steps become shorter, evenly towards zero: less noise is left in the latents."""

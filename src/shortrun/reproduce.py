@@ -94,6 +94,8 @@ class Scale:
     pairs: int = 1000
     """Of images that differ in one layer, for the share of that layer."""
     most_steps: int = 400
+    tune_every: int = 1000
+    """T_s of the runs that show how the step size is tuned."""
     tune: Literal["grid", "guard"] = "grid"
     """How the step size follows the model, except where tuning is what is shown."""
     stand_in: dict[str, str] = field(default_factory=dict)
@@ -108,7 +110,7 @@ SCALES: dict[ScaleName, Scale] = {
         "smoke", {1: (8,), 3: (4, 6, 8), 5: (4, 4, 4, 6, 8)}, None, 6, 6, 0, reader=2, pairs=20, most_steps=3,
         tune="guard", stand_in={"mnist": "embedded", "svhn": "scenes:60", "celeba": "scenes:60", "scenes": "scenes:60"},
     ),
-    "cpu": Scale("cpu", SMALL_LAYERS, 1.5, 2_000, 1_000, 2_000),
+    "cpu": Scale("cpu", SMALL_LAYERS, 1.5, 2_000, 1_000, 2_000, tune_every=15),
     "paper": Scale("paper", PUBLISHED_LAYERS, None, 300_000, 10_000, 40_000),
 }  # fmt: skip
 
@@ -149,6 +151,8 @@ class Training:
         config = replace(config, steps=min(config.steps, scale.most_steps))
         if self.method == "short-run":
             config = replace(config, tune=self.tune or scale.tune)
+            if self.tune is not None:  # tuning is what is shown: have it often enough
+                config = replace(config, tune_every=min(config.tune_every, scale.tune_every))
             steps = min(self.steps, scale.most_steps)
             along = config.learn_last > 1  # the paper's preset updates once per chain
             config = replace(
@@ -492,9 +496,9 @@ def draw_step_size(place: Place) -> dict[str, Any]:
                 continue
             lines = read_lines(place.run(training) / "metrics.jsonl")
             points = [
-                (line["iteration"], math.sqrt(2 * float(torch.tensor(line["step_size"]).max())))
+                (line["iteration"], math.sqrt(2 * float(torch.tensor(line["chosen"]).max())))
                 for line in lines
-                if line.get("event") == "tuned"
+                if line.get("event") == "tuned" and "chosen" in line
             ]
             series.append((f"seed {training.seed}", [p[0] for p in points], [p[1] for p in points]))
         save_lines(place.out / f"step-size-{tune}.png", series, ("iteration", "delta"), f"tuned by {tune}", log_y=True)

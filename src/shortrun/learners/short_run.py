@@ -28,13 +28,14 @@ from shortrun.model import Latents, standard_normal
 from shortrun.parallel import seeded
 from shortrun.tune import Guard, StepSizeError, tune_by_gradient, tune_by_grid
 
-EARLY_TUNING = (0, 10, 40)
+# Before, the generator is still so flat that the longest step looks best, and the next iterations make it steep.
+FIRST_TUNING = 40
 # If more chains than this leave, the iteration is undone. Left alone, updates from chains on the run make the
 # generator steeper, more chains leave, and within two iterations its outputs are saturated for good. If they left
 # before the first update, the step was too long and is shortened; if after it, the updates were too large, and for a
 # while they are smaller: the learning rate halves, and rises again by RECOVERY with each iteration that goes well.
 # While the learning rate warms up, the generator takes shape and steps are too long anyway: they are just shortened.
-MOST_DIVERGENT, RECOVERY, MOST_CAUTION = 0.25, 1.03, 1 / 16
+MOST_DIVERGENT, SHORTER, RECOVERY, MOST_CAUTION = 0.25, 0.9, 1.03, 1 / 16
 TUNING_IMAGES = 12
 # Between tunings the step follows the curvature: every so many iterations, s * lambda_max at the 90 % quantile
 # of a few chains is led towards the limit.
@@ -42,10 +43,10 @@ GUARD_EVERY = 4
 GUARD_IMAGES = 8
 GUARD_LIMIT = 2.6
 LONGEST_STEP = 0.1
-# How much the step may change at once, down and up. It drops fast while the generator takes shape, and slowly
-# afterwards: a step that yields to every steepness lets the generator become steeper still, because chains that
-# hardly move leave it to the decoder to amplify them; a step that stays makes steepness costly and keeps it smooth.
-FIRST_PACE, PACE, SETTLING = (1 / 3, 1.5), (0.995, 1.05), 100
+# How much the step may change at once, down and up, in the beginning and later. It must not drop fast: a step that
+# yields to every steepness lets the generator become steeper still, because chains that hardly move leave it to the
+# decoder to amplify them; a step that stays makes steepness costly and keeps it smooth.
+FIRST_PACE, PACE, SETTLING = (0.97, 1.5), (0.995, 1.05), 100
 # Share of the past in the running average of the squared latents.
 MEMORY = 0.9
 
@@ -139,7 +140,7 @@ class ShortRun(Learner):
             elif total > limit and self.config.tune != "off":
                 if warm:
                     self.undo(before)
-                self._scale_steps(0.7)
+                self._scale_steps(SHORTER)
             else:
                 self.caution = min(self.caution * RECOVERY, 1.0)
                 self.keep(batch, z)
@@ -204,7 +205,7 @@ class ShortRun(Learner):
     def tuning_is_due(self, iteration: int) -> bool:
         if self.config.tune not in ("grid", "gradient"):
             return False
-        return iteration in EARLY_TUNING or (iteration > 0 and iteration % self.config.tune_every == 0)
+        return iteration == FIRST_TUNING or (iteration > 0 and iteration % self.config.tune_every == 0)
 
     def tune(self, batch: Batch, generator: torch.Generator) -> None:
         """Step (1) of a learning iteration: minimise the free energy over the step size (paper, Eq. 20).
@@ -248,6 +249,7 @@ class ShortRun(Learner):
         size = float(torch.tensor(chosen.step_size, dtype=torch.float64).max())
         self.target_size = LONGEST_STEP if result.best == allowed else size
         self.last_tuning = {
+            "chosen": chosen.step_size,
             "step_sizes": result.step_sizes,
             "free_energy": result.free_energy.tolist(),
             "stability": result.stability.tolist(),
