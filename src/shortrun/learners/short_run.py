@@ -144,7 +144,7 @@ class ShortRun(Learner):
             else:
                 self.caution = min(self.caution * RECOVERY, 1.0)
                 self.keep(batch, z)
-                if self.config.fit_spread:
+                if self.config.fit_spread and total < count:
                     self._follow_spread(
                         [float(a) / (count - total) / b[0].numel() for a, b in zip(sums[2:], z, strict=True)]
                     )
