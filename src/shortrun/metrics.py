@@ -31,7 +31,7 @@ from shortrun.runs import write_atomically
 INCEPTION_SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
 RESIZE = "bilinear to 299x299, align_corners=False"
 PAPER_SAMPLES = 40_000
-BATCH, PART = 20, 200
+BATCH, PART = 10, 200
 KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
 
 

@@ -127,6 +127,8 @@ class Training:
     """Side of the images, where it is not that of the data set."""
     kind: str = "top-down"
     equal: Literal["minutes", "updates"] = "minutes"
+    fresh: bool = False
+    """short-run: half as many updates along each chain, so that as many updates see twice as many images."""
     tune: Literal["grid", "gradient"] | None = None
     seed: int = 0
 
@@ -135,6 +137,7 @@ class Training:
         parts = [f"{self.data}{self.size or ''}", self.method, f"L{self.layers}", f"K{self.steps}"]
         parts += [self.kind] if self.kind != "top-down" else []
         parts += ["updates"] if self.equal == "updates" else []
+        parts += ["fresh"] if self.fresh else []
         parts += [self.tune] if self.tune else []
         parts += [f"seed{self.seed}"] if self.seed else []
         return "-".join(parts)
@@ -153,11 +156,11 @@ class Training:
             config = replace(config, tune=self.tune or scale.tune)
             if self.tune is not None:  # tuning is what is shown: have it often enough
                 config = replace(config, tune_every=min(config.tune_every, scale.tune_every))
-            steps = min(self.steps, scale.most_steps)
-            along = config.learn_last > 1  # the paper's preset updates once per chain
+            steps, most = min(self.steps, scale.most_steps), config.learn_last // 2 if self.fresh else config.learn_last
+            along = max(1, min(most, round(0.72 * steps)))
             config = replace(
-                config, steps=steps, learn_last=max(1, min(config.learn_last, round(0.72 * steps))) if along else 1,
-                cool_down=min(config.cool_down, steps // 4),
+                config, steps=steps, learn_last=along, cool_down=min(config.cool_down, steps // 4),
+                warm_up=round(config.warm_up * config.learn_last / along),  # as many updates, however many chains
             )  # fmt: skip
         iterations, minutes = config.iterations, config.minutes
         if self.equal == "updates":
@@ -194,6 +197,11 @@ class Cell:
         return fnmatch.fnmatch(self.name, pattern) or fnmatch.fnmatch(self.training.name, pattern)
 
 
+def in_table_1(name: str, method: Method, layers: int, equal: Literal["minutes", "updates"] = "minutes") -> Training:
+    """The model of a cell of table 1. At equal updates, short run inference would see 18 times fewer images."""
+    return Training(name, method, layers, equal=equal, fresh=equal == "updates" and method == "short-run")
+
+
 def table_cells() -> list[Cell]:
     cells = []
     for (method, layers), row in TABLE_1.items():
@@ -201,10 +209,10 @@ def table_cells() -> list[Cell]:
             if mse is None and fid is None:
                 continue
             paper = {"mse": mse, "fid": fid}
-            training = Training(name, method, layers)
+            training = in_table_1(name, method, layers)
             cells.append(Cell("table-1", f"{method} L={layers}", name, training, paper, name != "mnist"))
             if method != "glow":
-                fair = replace(training, equal="updates")
+                fair = in_table_1(name, method, layers, "updates")
                 cells.append(
                     Cell("table-1", f"{method} L={layers}, equal updates", name, fair, {"mse": mse, "fid": None}, False)
                 )
@@ -377,7 +385,8 @@ class _Objective:
 
 
 def machine() -> str:
-    return f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    kind = f"{platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"
+    return f"{kind}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 def describe(place: Place, training: Training, trained: Pretrained) -> dict[str, Any]:
@@ -574,6 +583,7 @@ def reproduce(
     wanted = {c.training for c in cells} | {t for f in figures for t in FIGURES[f]}
     needed = [c.training for c in cells if not place.is_measured(c.training)]
     models = list(dict.fromkeys(needed + [t for f in undrawn for t in FIGURES[f]]))
+    models.sort(key=lambda t: -t.steps * (t.size or 32) ** 2)  # the longest first: no job is left alone with it
     if len(models) < len(wanted):
         say(f"{len(wanted) - len(models)} of {len(wanted)} models are measured in {place.out}; these stay as they are")
     for training in {(t.data, t.size): t for t in models}.values():
@@ -699,7 +709,7 @@ def claims(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
     fair: Literal["minutes", "updates"]
     for name in ("mnist", *COLOUR_SETS):
         for fair in ("minutes", "updates"):
-            ours = [Training(name, "short-run", layers, equal=fair) for layers in (1, 3, 5)]
+            ours = [in_table_1(name, "short-run", layers, fair) for layers in (1, 3, 5)]
             compare(f"{name}, equal {fair}: MSE falls from L = 1 to 5", "mse", ours[0], ours[2])
     for name in COLOUR_SETS:
         ours = [Training(name, "short-run", layers) for layers in (1, 3, 5)]
@@ -729,8 +739,7 @@ def against_ladder(rows: Sequence[Row]) -> tuple[list[str], list[list[str]], str
     equal: Literal["minutes", "updates"]
     for equal in ("updates", "minutes"):
         for name, layers in itertools.product(("mnist", *COLOUR_SETS), (1, 3, 5)):
-            ours = Training(name, layers=layers, equal=equal)
-            theirs = replace(ours, method="ladder-vae")
+            ours, theirs = (in_table_1(name, method, layers, equal) for method in ("short-run", "ladder-vae"))
             if ours not in known or theirs not in known:
                 continue
             line = [name, str(layers), equal]
