@@ -113,7 +113,8 @@ def test_every_table_and_figure(tmp_path, monkeypatch):
     ):
         assert words in page
         assert words in text
-    assert page.count("data:image/png;base64") >= 12
+    assert page.count("data:image/png;base64") >= 14
+    assert {"table-1.png", "table-K.png"} <= {path.name for path in here.out.iterdir()}
     assert 'src="http' not in page
     assert (here.out / "table-1.csv").read_text().count("\n") == 1 + sum(
         c.target == "table-1" for c in rep.table_cells()
@@ -122,9 +123,11 @@ def test_every_table_and_figure(tmp_path, monkeypatch):
     def refuse(*arguments, **options):
         raise AssertionError("what is finished must not be done again")
 
+    (here.out / "notes.md").write_text("What it means:\nmuch.\n\nMore <b>.\n")
     monkeypatch.setattr(rep, "train", refuse)
     monkeypatch.setattr(rep.tasks, "reconstruct", refuse)
     assert rep.reproduce("all", here, say=lambda text: None) == []
+    assert "<p>What it means: much.</p><p>More &lt;b&gt;.</p>" in (here.out / "report.html").read_text()
     elsewhere = replace(here, runs=tmp_path / "gone")  # what is measured does not need its model any more
     assert rep.reproduce("table-1", elsewhere, say=lambda text: None) == []
 
@@ -198,6 +201,11 @@ def test_published_settings_reach_the_runs():
     assert ours.batch == ladder.batch
     assert ladder.iterations == cpu.updates
     assert 0 <= ours.iterations * ours.learn_last - cpu.updates < ours.learn_last
+    fresh = rep.in_table_1("svhn", "short-run", 3, "updates").config(cpu, None)
+    assert fresh.iterations == 2 * ours.iterations - 1  # rounded up twice: 223 chains of 9 updates, 112 of 18
+    assert fresh.warm_up * fresh.learn_last == ours.warm_up * ours.learn_last
+    assert rep.in_table_1("svhn", "short-run", 3, "updates").config(paper, None).learn_last == 1
+    assert rep.in_table_1("svhn", "ladder-vae", 3, "updates").config(cpu, None) == ladder
 
 
 def test_the_order_of_methods_is_compared_pair_by_pair():

@@ -293,6 +293,16 @@ def test_a_model_that_diverges_goes_back_to_the_last_checkpoint(tmp_path):
     assert "recovered" in (tmp_path / "run" / "metrics.jsonl").read_text()
 
 
+@pytest.mark.parametrize(("noise", "warned"), [(0.0, False), (2.0, True)])
+def test_a_run_that_learns_nothing_is_noticed(tmp_path, monkeypatch, noise, warned):
+    said = []
+    loop = Loop(SMOKE, tmp_path, False, said.append)
+    loop.iteration = SMOKE.warm_up + 1
+    monkeypatch.setattr(loop.learner, "reconstruct", lambda x, sources: x + noise * torch.randn(x.shape))
+    loop.evaluate(pictures=False)
+    assert any("no better than the 0." in text for text in said) == warned
+
+
 def test_a_damaged_checkpoint_is_passed_over(tmp_path):
     train(SMOKE, tmp_path / "run", quiet=True)
     newest = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]

@@ -15,6 +15,9 @@ from shortrun.tune import TuneResult
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+Line = tuple[str, tuple[str, str], Sequence[float], Sequence[Any]]
+"""Name, colour and style, x, y."""
+
 
 def _pixels(image: Tensor) -> np.ndarray[Any, Any]:
     array = ((image.detach().cpu().float().nan_to_num() + 1) / 2).clamp(0, 1).numpy()
@@ -75,6 +78,35 @@ def save_lines(
     axes.grid(alpha=0.25)
     if len(series) > 1:
         axes.legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def save_panels(
+    path: Path,
+    panels: dict[str, list[Line]],
+    labels: tuple[str, str],
+    log_x: bool = False,
+) -> None:
+    """Panels side by side, with one legend for all."""
+    figure, axes = plt.subplots(1, len(panels), figsize=(3.5 * len(panels), 3.3), layout="constrained", squeeze=False)
+    for axis, (title, series) in zip(axes[0], panels.items(), strict=True):
+        for name, (colour, line), x, y in series:
+            axis.plot(x, y, color=colour, linestyle=line, marker="o", markersize=4, linewidth=1.5, label=name)
+        if log_x:
+            axis.set_xscale("log")
+        ticks = sorted({value for _, _, x, _ in series for value in x})
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
+        axis.set_ylim(bottom=0)
+        axis.set_xlabel(labels[0])
+        axis.set_title(title, fontsize=10)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].set_ylabel(labels[1])
+    named = dict(zip(*axes[0][0].get_legend_handles_labels()[::-1], strict=True))
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named), fontsize=8, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)

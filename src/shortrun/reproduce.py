@@ -32,7 +32,7 @@ from shortrun.langevin import Langevin
 from shortrun.learners.base import NotPossibleError
 from shortrun.masks import make_mask
 from shortrun.parallel import processes
-from shortrun.pictures import save_grid, save_lines
+from shortrun.pictures import Line, save_grid, save_lines, save_panels
 from shortrun.report import markdown_table, page, paragraph, picture, section, table
 from shortrun.runs import Pretrained, from_pretrained, read_lines, write_atomically, write_json
 from shortrun.train import Loop, train
@@ -42,6 +42,7 @@ COLOUR_SETS = ("svhn", "celeba")
 ENCODERS, CHAINS = ("vae", "vae-iaf", "ladder-vae"), ("short-run", "abp")
 QUIET_STEPS = 10
 """Steps without noise that lead from a draw to the centre of q(z | x)."""
+PAPER_LINE = ("0.6", ":")
 MASKS = ("lower-half", "random:0.3", "blocks:8:3")
 
 
@@ -777,10 +778,48 @@ class _Document:
         self.html.append(section(title, "".join(parts)))
 
 
+def draw_tables(place: Place, rows: Sequence[Row]) -> dict[str, Path]:
+    """Tables as pictures, where all of what they show is finished."""
+    known: dict[Training, Any] = {row.cell.training: row.result["measured"].get("mse") for row in rows}
+    colours: dict[Method, str] = {"short-run": "tab:blue", "ladder-vae": "tab:orange"}
+    dashes: dict[Literal["minutes", "updates"], str] = {"updates": "-", "minutes": "--"}
+    layers, steps = (1, 3, 5), list(TABLE_K)
+    by_layers: dict[str, list[Line]] = {}
+    for name in ("mnist", *COLOUR_SETS):
+        by_layers[name] = [
+            (f"{method}, equal {equal}", (colours[method], dashes[equal]), layers,
+             [known.get(in_table_1(name, method, count, equal)) for count in layers])
+            for method, equal in itertools.product(colours, dashes)
+        ]  # fmt: skip
+        paper = [TABLE_1["short-run", count][name][0] for count in layers]
+        by_layers[name].append(("short-run, paper", PAPER_LINE, layers, paper))
+    measured = [known.get(Training("celeba", layers=5, steps=k, equal="updates")) for k in steps]
+    by_steps: list[Line] = [
+        ("measured", (colours["short-run"], "-"), steps, measured),
+        ("paper", PAPER_LINE, steps, [mse for mse, _ in TABLE_K.values()]),
+    ]
+    drawn = {}
+    for target, panels, label in (
+        ("table-1", by_layers, "latent layers L"),
+        ("table-K", {"celeba, L = 5": by_steps}, "Langevin steps K"),
+    ):
+        if all(None not in values for lines in panels.values() for *_, values in lines):
+            drawn[target] = place.out / f"{target}.png"
+            save_panels(drawn[target], panels, (label, "held-out MSE"), log_x=target == "table-K")
+    return drawn
+
+
 def write_report(place: Place, failed: dict[str, str]) -> None:
-    """``report.html``, ``report.md``, and ``<table>.csv`` for what is finished."""
+    """``report.html``, ``report.md``, and ``<table>.csv`` for what is finished.
+
+    What people have to say about the results, in paragraphs of ``notes.md`` beside them, comes first.
+    """
     rows = finished(place)
     document = _Document()
+    notes = place.out / "notes.md"
+    if notes.is_file():
+        document.add("Reading the results", [" ".join(part.split()) for part in notes.read_text().split("\n\n")])
+    curves = draw_tables(place, rows)
     held = claims(rows)
     if held:
         borne_out = sum(verdict == "yes" for _, _, verdict in held)
@@ -800,17 +839,19 @@ def write_report(place: Place, failed: dict[str, str]) -> None:
         part = [row for row in rows if row.cell.target == target]
         if not part:
             continue
-        heads = ["row", "data", "MSE", "MSE, paper", "MSE, centre", "FID", "FID, paper", "KID", "updates", "seconds"]
+        heads = ["row", "data", "MSE", "MSE, paper", "MSE, centre", "FID", "FID, paper", "KID",
+                 "updates", "batches", "seconds"]  # fmt: skip
         lines = [
             [row.cell.row, row.cell.column, show(row.measured("mse"), "mse"), show(row.cell.paper["mse"], "mse"),
              show(row.measured("mse_centre"), "mse"), show(row.measured("fid"), "fid"),
              show(row.cell.paper["fid"], "fid"), show(row.measured("kid"), "kid"),
-             f"{row.result['training'].get('updates', 0):,}", f"{row.result['training'].get('seconds', 0):.0f}"]
+             f"{row.result['training'].get('updates', 0):,}", f"{row.result['training'].get('iterations', 0):,}",
+             f"{row.result['training'].get('seconds', 0):.0f}"]
             for row in part
         ]  # fmt: skip
         with (place.out / f"{target}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([heads, *lines])
-        notes = []
+        remarks = []
         for column in dict.fromkeys(row.cell.column for row in part):
             for measure, equal in itertools.product(("mse", "fid"), ("minutes", "updates")):
                 same = [row for row in part if row.cell.column == column and row.cell.training.equal == equal]
@@ -818,8 +859,9 @@ def write_report(place: Place, failed: dict[str, str]) -> None:
                 if total:
                     note = f"{column}{', equal updates' if equal == 'updates' else ''}: order by {measure.upper()} "
                     note += f"agrees with the paper in {agreeing} of {total} pairs"
-                    notes.append(note + (f"; the paper has {'; '.join(against)}" if against else ""))
-        document.add(f"{target}: {place.command(target)}", [(heads, lines), *notes])
+                    remarks.append(note + (f"; the paper has {'; '.join(against)}" if against else ""))
+        curve = [curves[target]] if target in curves else []
+        document.add(f"{target}: {place.command(target)}", [*curve, (heads, lines), *remarks])
     for target, pattern in PICTURES.items():
         if place.drawn(target).is_file():
             pictures = sorted(place.out.glob(pattern))
