@@ -255,8 +255,8 @@ class Loop:
             guess = float((self.train_images.mean_image.to(x) - x).square().mean())
             if self.iteration > self.config.warm_up and not self.mse < guess:
                 self.say(
-                    f"held-out MSE {self.mse:.4f} is no better than the {guess:.4f} of the mean training image. If that "
-                    "lasts, try lower --learning-rates, a longer --warm-up, or a shorter --step-size"
+                    f"held-out MSE {self.mse:.4f} is no better than the {guess:.4f} of the mean training image. If "
+                    "that lasts, try lower --learning-rates, a longer --warm-up, or a shorter --step-size"
                 )
         if pictures and self.accelerator.is_main_process:
             self._draw_pictures(x, images)
