@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from shortrun.learners.base import Batch
-from shortrun.reproduce import SCALES, Training
+from shortrun.published import SCALES, Training
 from shortrun.tasks import mse_per_image
 from shortrun.train import Loop
 

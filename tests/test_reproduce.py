@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from shortrun import data, metrics
+from shortrun import published as pub
 from shortrun import reproduce as rep
+from shortrun import reproduction_report as report
 from shortrun.data import DataError
 from shortrun.hierarchy import FACTORS, layer_shares, train_reader
 from shortrun.scenes import GLYPH, REACH, SIZE, Factors, draw_factors, paint, scenes
 
-SMOKE = rep.SCALES["smoke"]
+SMOKE = pub.SCALES["smoke"]
 
 
 def place(folder, scale=SMOKE):
@@ -95,13 +97,13 @@ def test_shares_of_layers_whose_roles_are_known():
 def test_every_table_and_figure(tmp_path, monkeypatch):
     here = place(tmp_path)
     assert rep.reproduce("all", here, say=lambda text: None) == []
-    for cell in rep.table_cells():
+    for cell in pub.table_cells():
         row = json.loads(here.result(cell.training).read_text())
         assert "mse" in row["measured"] or cell.training.method == "glow"
         assert "mse_centre" in row["measured"] or cell.training.method in ("glo", "glow")
         assert row["training"]["train_checksum"]
         assert row["command"] == f"shortrun reproduce all --preset smoke --only '{cell.training.name}'"
-    for pattern in rep.PICTURES.values():
+    for pattern in pub.PICTURES.values():
         assert list(here.out.glob(pattern))
     page, text = (here.out / "report.html").read_text(), (here.out / "report.md").read_text()
     for words in (
@@ -117,7 +119,7 @@ def test_every_table_and_figure(tmp_path, monkeypatch):
     assert {"table-1.png", "table-K.png"} <= {path.name for path in here.out.iterdir()}
     assert 'src="http' not in page
     assert (here.out / "table-1.csv").read_text().count("\n") == 1 + sum(
-        c.target == "table-1" for c in rep.table_cells()
+        c.target == "table-1" for c in pub.table_cells()
     )
 
     def refuse(*arguments, **options):
@@ -153,14 +155,14 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path, monkeypatch):
     assert failed == ["svhn-glo-L1-K25: out of luck"]
     failed = rep.reproduce("table-2", here, "*/[gv]*/svhn", say=lambda text: None)
     assert failed == ["svhn-glo-L1-K25: out of luck"]
-    assert here.result(rep.Training("svhn", "ladder-vae", 1)).is_file()  # which is the VAE of the table
+    assert here.result(pub.Training("svhn", "ladder-vae", 1)).is_file()  # which is the VAE of the table
     assert "out of luck" in (here.out / "report.html").read_text()
 
 
 def test_two_jobs_at_a_time(tmp_path):
     here = replace(place(tmp_path), jobs=2)
     assert rep.reproduce("table-2", here, "*/vae*/svhn", say=lambda text: None) == []
-    assert [row.cell.row for row in rep.finished(here)] == ["ladder-vae L=1", "vae", "vae-iaf"]
+    assert [row.cell.row for row in report.finished(here)] == ["ladder-vae L=1", "vae", "vae-iaf"]
 
 
 def test_fid_can_follow_later(tmp_path, monkeypatch):
@@ -168,7 +170,7 @@ def test_fid_can_follow_later(tmp_path, monkeypatch):
     colours = metrics.FeatureNetwork(lambda images: images.float().mean((2, 3)), "mean colours", 3)
     monkeypatch.setattr(rep.metrics, "inception", lambda device="cpu": colours)
     here = place(tmp_path, replace(SMOKE, samples=20))
-    result = here.result(rep.Training("svhn", "ladder-vae", 1))
+    result = here.result(pub.Training("svhn", "ladder-vae", 1))
     assert rep.reproduce("table-2", replace(here, fid=False), "*/vae/svhn", say=lambda text: None) == []
     first = json.loads(result.read_text())["measured"]
     assert "fid" not in first
@@ -189,40 +191,40 @@ def test_patterns_that_match_nothing_and_jobs_of_none_are_refused(tmp_path):
 
 
 def test_published_settings_reach_the_runs():
-    paper, cpu = rep.SCALES["paper"], rep.SCALES["cpu"]
-    config = rep.Training("celeba", layers=5, steps=400).config(paper, None)
+    paper, cpu = pub.SCALES["paper"], pub.SCALES["cpu"]
+    config = pub.Training("celeba", layers=5, steps=400).config(paper, None)
     assert config.model.latent_sizes == (64, 64, 64, 96, 128)
     assert (config.steps, config.learn_last, config.iterations, config.batch) == (400, 1, 300_000, 100)
-    assert rep.Training("celeba", layers=3, size=64).config(cpu, None).size == 64
-    few = rep.Training("celeba", layers=5, steps=5).config(cpu, None)
+    assert pub.Training("celeba", layers=3, size=64).config(cpu, None).size == 64
+    few = pub.Training("celeba", layers=5, steps=5).config(cpu, None)
     assert (few.steps, few.learn_last, few.cool_down) == (5, 4, 1)
-    ours = rep.Training("svhn", equal="updates").config(cpu, None)
-    ladder = rep.Training("svhn", "ladder-vae", equal="updates").config(cpu, None)
+    ours = pub.Training("svhn", equal="updates").config(cpu, None)
+    ladder = pub.Training("svhn", "ladder-vae", equal="updates").config(cpu, None)
     assert ours.batch == ladder.batch
     assert ladder.iterations == cpu.updates
     assert 0 <= ours.iterations * ours.learn_last - cpu.updates < ours.learn_last
-    fresh = rep.in_table_1("svhn", "short-run", 3, "updates").config(cpu, None)
+    fresh = pub.in_table_1("svhn", "short-run", 3, "updates").config(cpu, None)
     assert fresh.iterations == 2 * ours.iterations - 1  # rounded up twice: 223 chains of 9 updates, 112 of 18
     assert fresh.warm_up * fresh.learn_last == ours.warm_up * ours.learn_last
-    assert rep.in_table_1("svhn", "short-run", 3, "updates").config(paper, None).learn_last == 1
-    assert rep.in_table_1("svhn", "ladder-vae", 3, "updates").config(cpu, None) == ladder
+    assert pub.in_table_1("svhn", "short-run", 3, "updates").config(paper, None).learn_last == 1
+    assert pub.in_table_1("svhn", "ladder-vae", 3, "updates").config(cpu, None) == ladder
 
 
 def test_the_order_of_methods_is_compared_pair_by_pair():
     def row(name, paper, measured):
-        cell = rep.Cell("table", name, "data", rep.Training("data"), {"mse": paper})
-        return rep.Row(cell, {"measured": {"mse": measured}})
+        cell = pub.Cell("table", name, "data", pub.Training("data"), {"mse": paper})
+        return report.Row(cell, {"measured": {"mse": measured}})
 
     rows = [row("a", 1.0, 5.0), row("b", 2.0, 6.0), row("c", 3.0, 5.5), row("d", None, 1.0), row("e", 3.0, None)]
-    assert rep.agreement(rows, "mse") == (3, 2, ["b before c"])
+    assert report.agreement(rows, "mse") == (3, 2, ["b before c"])
 
 
 def test_claims_are_held_against_the_numbers():
     def row(steps, mse):
-        training = rep.Training("celeba", layers=5, steps=steps, equal="updates")
-        return rep.Row(rep.Cell("table-K", "", "", training, {}), {"measured": {"mse": mse}})
+        training = pub.Training("celeba", layers=5, steps=steps, equal="updates")
+        return report.Row(pub.Cell("table-K", "", "", training, {}), {"measured": {"mse": mse}})
 
-    assert rep.claims([row(5, 0.03), row(10, 0.02), row(25, 0.025), row(400, 0.01)]) == [
+    assert report.claims([row(5, 0.03), row(10, 0.02), row(25, 0.025), row(400, 0.01)]) == [
         ("celeba: MSE falls from K = 5 to 10", "0.0300 > 0.0200", "yes"),
         ("celeba: MSE falls from K = 10 to 25", "0.0200, 0.0250", "no"),
     ]

@@ -543,7 +543,8 @@ class Reproduce:
 
 
 def _reproduce(arguments: Reproduce) -> None:
-    from shortrun.reproduce import SCALES, Place, reproduce
+    from shortrun.published import SCALES
+    from shortrun.reproduce import Place, reproduce
 
     name = arguments.preset
     scale = SCALES[name]

@@ -1,0 +1,304 @@
+"""The report on a reproduction: the paper's numbers beside the measured ones, as HTML, Markdown, CSV and pictures."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shortrun import hierarchy, metrics
+from shortrun.config import Method
+from shortrun.pictures import Line, save_panels
+from shortrun.published import (
+    COLOUR_SETS,
+    DATA_SETS,
+    PICTURES,
+    QUIET_STEPS,
+    TABLE_1,
+    TABLE_2,
+    TABLE_K,
+    Cell,
+    Equal,
+    Training,
+    in_table_1,
+    table_cells,
+)
+from shortrun.report import markdown_table, page, paragraph, picture, section, table
+from shortrun.runs import write_atomically
+
+if TYPE_CHECKING:
+    from shortrun.reproduce import Place
+
+PAPER_LINE = ("0.6", ":")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A finished cell."""
+
+    cell: Cell
+    result: dict[str, Any]
+
+    def measured(self, measure: str) -> float | None:
+        """None where the cell does not show it, or it was not taken."""
+        return self.result["measured"].get(measure) if self.cell.with_fid or measure.startswith("mse") else None
+
+
+def finished(place: Place) -> list[Row]:
+    rows = []
+    for cell in table_cells():
+        path = place.result(cell.training)
+        if path.is_file():
+            rows.append(Row(cell, json.loads(path.read_text())))
+    return rows
+
+
+def show(value: float | None, measure: str) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if measure == "fid" else f"{value:.4f}"
+
+
+def agreement(rows: Sequence[Row], measure: str) -> tuple[int, int, list[str]]:
+    """Pairs of rows that the paper orders, how many of them are in the same order here, and those that are not."""
+    known = [
+        (row.cell.row, paper, found)
+        for row in rows
+        if (paper := row.cell.paper.get(measure)) is not None and (found := row.measured(measure)) is not None
+    ]
+    total = agreeing = 0
+    against = []
+    for a, b in itertools.combinations(known, 2):
+        theirs, ours = a[1] - b[1], a[2] - b[2]
+        if theirs == 0:
+            continue
+        total += 1
+        if theirs * ours > 0:
+            agreeing += 1
+        else:
+            better, worse = (a, b) if theirs < 0 else (b, a)
+            against.append(f"{better[0]} before {worse[0]}")
+    return total, agreeing, against
+
+
+def claims(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
+    """What the paper concludes from its tables, the numbers measured here, and whether they bear it out."""
+    known = {row.cell.training: row.result["measured"] for row in rows}
+    published: dict[Training, dict[str, float]] = {}
+    for cell in table_cells():
+        values = {measure: value for measure, value in cell.paper.items() if value is not None}
+        published.setdefault(cell.training, {}).update(values)
+    found = []
+
+    def compare(claim: str, measure: str, higher: Training, lower: Training) -> None:
+        pair = (higher, lower)
+        theirs: list[Any] = [published.get(training, {}).get(measure) for training in pair]
+        ours: list[Any] = [known.get(training, {}).get(measure) for training in pair]
+        if None in theirs or None in ours or theirs[0] <= theirs[1]:
+            return
+        holds = ours[0] > ours[1]
+        numbers = (" > " if holds else ", ").join(show(value, measure) for value in ours)
+        found.append((claim, numbers, "yes" if holds else "no"))
+
+    fair: Equal
+    for name in DATA_SETS:
+        for fair in ("minutes", "updates"):
+            ours = [in_table_1(name, "short-run", layers, fair) for layers in (1, 3, 5)]
+            compare(f"{name}, equal {fair}: MSE falls from L = 1 to 5", "mse", ours[0], ours[2])
+    for name in COLOUR_SETS:
+        ours = [Training(name, "short-run", layers) for layers in (1, 3, 5)]
+        compare(f"{name}: FID falls from L = 1 to 5", "fid", ours[0], ours[2])
+        for own in ours:
+            compare(f"{name}, L = {own.layers}: FID below Ladder-VAE", "fid", replace(own, method="ladder-vae"), own)
+        compare(f"{name}, L = 5: FID below Glow", "fid", Training(name, "glow", 3), ours[2])
+        for method in TABLE_2:
+            if method != "short-run":
+                compare(f"{name}, one layer: FID below {method}", "fid", Training(name, method, 1), ours[0])
+    for measure in ("mse", "fid"):
+        large = [Training("celeba", layers=layers, size=64) for layers in (1, 5)]
+        compare(f"celeba 64x64: {measure.upper()} falls from L = 1 to 5", measure, large[0], large[1])
+        for few, more in itertools.pairwise(TABLE_K):
+            steps = [Training("celeba", layers=5, steps=k, equal="updates") for k in (few, more)]
+            compare(f"celeba: {measure.upper()} falls from K = {few} to {more}", measure, steps[0], steps[1])
+    return found
+
+
+def against_ladder(rows: Sequence[Row]) -> tuple[list[str], list[list[str]], str]:
+    """MSE of Ladder-VAE and short run inference, draws and centres apart: the heads and lines of a table, a summary."""
+    known = {row.cell.training: row.result["measured"] for row in rows}
+    heads = ["data", "L", "equal", "Ladder-VAE, draw", "short run, draw", "lower",
+             "Ladder-VAE, centre", "short run, quiet end", "lower"]  # fmt: skip
+    lines = []
+    won: dict[tuple[str, str], list[bool]] = {}
+    equal: Equal
+    for equal in ("updates", "minutes"):
+        for name, layers in itertools.product(DATA_SETS, (1, 3, 5)):
+            ours, theirs = (in_table_1(name, method, layers, equal) for method in ("short-run", "ladder-vae"))
+            if ours not in known or theirs not in known:
+                continue
+            line = [name, str(layers), equal]
+            for measure in ("mse", "mse_centre"):
+                pair = known[theirs][measure], known[ours][measure]
+                lower = "short run" if pair[1] < pair[0] else "Ladder-VAE"
+                line += [*(show(value, "mse") for value in pair), lower]
+                won.setdefault((equal, measure), []).append(lower == "short run")
+            lines.append(line)
+    words = {"mse": "draws", "mse_centre": "centres"}
+    parts = [f"{sum(v)} of {len(v)} at equal {equal} ({words[measure]})" for (equal, measure), v in won.items()]
+    return heads, lines, f"Short run inference has the lower MSE in {', '.join(parts)}."
+
+
+class _Document:
+    """The same headings, paragraphs, tables and pictures as HTML and as Markdown."""
+
+    def __init__(self) -> None:
+        self.html: list[str] = []
+        self.text: list[str] = []
+
+    def add(self, title: str, content: Sequence[str | Path | tuple[Sequence[str], Sequence[Sequence[Any]]]]) -> None:
+        """Paragraphs, paths of pictures, and tables as (heads, rows)."""
+        parts, self.text = [], [*self.text, f"## {title}"]
+        for item in content:
+            if isinstance(item, str):
+                parts.append(paragraph(item))
+                self.text.append(item)
+            elif isinstance(item, Path):
+                parts.append(picture(item, item.stem))
+                self.text.append(f"![{item.stem}]({item.name})")
+            else:
+                parts.append(table(item[1], item[0]))
+                self.text.append(markdown_table(item[1], item[0]))
+        self.html.append(section(title, "".join(parts)))
+
+
+def draw_tables(place: Place, rows: Sequence[Row]) -> dict[str, Path]:
+    """Tables as pictures, where all of what they show is finished."""
+    known: dict[Training, Any] = {row.cell.training: row.result["measured"].get("mse") for row in rows}
+    colours: dict[Method, str] = {"short-run": "tab:blue", "ladder-vae": "tab:orange"}
+    dashes: dict[Equal, str] = {"updates": "-", "minutes": "--"}
+    layers, steps = (1, 3, 5), list(TABLE_K)
+    by_layers: dict[str, list[Line]] = {}
+    for name in DATA_SETS:
+        by_layers[name] = [
+            (f"{method}, equal {equal}", (colours[method], dashes[equal]), layers,
+             [known.get(in_table_1(name, method, count, equal)) for count in layers])
+            for method, equal in itertools.product(colours, dashes)
+        ]  # fmt: skip
+        paper = [TABLE_1["short-run", count][name][0] for count in layers]
+        by_layers[name].append(("short-run, paper", PAPER_LINE, layers, paper))
+    measured = [known.get(Training("celeba", layers=5, steps=k, equal="updates")) for k in steps]
+    by_steps: list[Line] = [
+        ("measured", (colours["short-run"], "-"), steps, measured),
+        ("paper", PAPER_LINE, steps, [mse for mse, _ in TABLE_K.values()]),
+    ]
+    drawn = {}
+    for target, panels, label in (
+        ("table-1", by_layers, "latent layers L"),
+        ("table-K", {"celeba, L = 5": by_steps}, "Langevin steps K"),
+    ):
+        if all(None not in values for lines in panels.values() for *_, values in lines):
+            drawn[target] = place.out / f"{target}.png"
+            save_panels(drawn[target], panels, (label, "held-out MSE"), log_x=target == "table-K")
+    return drawn
+
+
+def write_report(place: Place, failed: dict[str, str]) -> None:
+    """``report.html``, ``report.md``, and ``<table>.csv`` for what is finished.
+
+    What people have to say about the results, in paragraphs of ``notes.md`` beside them, comes first.
+    """
+    rows = finished(place)
+    document = _Document()
+    notes = place.out / "notes.md"
+    if notes.is_file():
+        document.add("Reading the results", [" ".join(part.split()) for part in notes.read_text().split("\n\n")])
+    curves = draw_tables(place, rows)
+    held = claims(rows)
+    if held:
+        borne_out = sum(verdict == "yes" for _, _, verdict in held)
+        document.add(
+            "What the paper concludes, and what was measured here",
+            [f"{borne_out} of {len(held)} hold at this size.", (["claim", "measured", "holds"], held)],
+        )
+    heads, lines, summary = against_ladder(rows)
+    if lines:
+        note = (
+            "Each number is an error per pixel. A draw from q(z | x) carries its noise into the image, the centre does "
+            f"not; for chains, the centre is where the last {QUIET_STEPS} steps lead without noise. The paper does not "
+            "say which of the two it measures of an encoder."
+        )
+        document.add("Short run inference against Ladder-VAE", [summary, note, (heads, lines)])
+    for target in dict.fromkeys(cell.target for cell in table_cells()):
+        part = [row for row in rows if row.cell.target == target]
+        if not part:
+            continue
+        heads = ["row", "data", "MSE", "MSE, paper", "MSE, centre", "FID", "FID, paper", "KID",
+                 "updates", "batches", "seconds"]  # fmt: skip
+        lines = [
+            [row.cell.row, row.cell.column, show(row.measured("mse"), "mse"), show(row.cell.paper["mse"], "mse"),
+             show(row.measured("mse_centre"), "mse"), show(row.measured("fid"), "fid"),
+             show(row.cell.paper["fid"], "fid"), show(row.measured("kid"), "kid"),
+             f"{row.result['training'].get('updates', 0):,}", f"{row.result['training'].get('iterations', 0):,}",
+             f"{row.result['training'].get('seconds', 0):.0f}"]
+            for row in part
+        ]  # fmt: skip
+        with (place.out / f"{target}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([heads, *lines])
+        remarks = []
+        for column in dict.fromkeys(row.cell.column for row in part):
+            for measure, equal in itertools.product(("mse", "fid"), ("minutes", "updates")):
+                same = [row for row in part if row.cell.column == column and row.cell.training.equal == equal]
+                total, agreeing, against = agreement(same, measure)
+                if total:
+                    note = f"{column}{', equal updates' if equal == 'updates' else ''}: order by {measure.upper()} "
+                    note += f"agrees with the paper in {agreeing} of {total} pairs"
+                    remarks.append(note + (f"; the paper has {'; '.join(against)}" if against else ""))
+        curve = [curves[target]] if target in curves else []
+        document.add(f"{target}: {place.command(target)}", [*curve, (heads, lines), *remarks])
+    for target, pattern in PICTURES.items():
+        if place.drawn(target).is_file():
+            pictures = sorted(place.out.glob(pattern))
+            content = [item for path in pictures for item in (path.stem, path)]
+            document.add(f"{target}: {place.command(target)}", content)
+    if place.drawn("figure-hierarchy").is_file():
+        numbers = json.loads(place.drawn("figure-hierarchy").read_text())
+        shares = [
+            [name, f"z_{len(layers) - i}", *(f"{share[factor]:.2f}" for factor in hierarchy.FACTORS)]
+            for name, layers in numbers["shares"].items()
+            for i, share in enumerate(layers)
+        ]
+        quality = ", ".join(f"{name} {value:.3f}" for name, value in numbers["reader"].items())
+        note = (
+            "Share of each factor's variation when one layer alone is drawn anew, on scenes. The network that reads "
+            f"the factors is right in this share (digit, style) or off by so much (position, background): {quality}."
+        )
+        document.add("Which layer controls what", [note, (["model", "layer", *hierarchy.FACTORS], shares)])
+    sources = [
+        [path.stem, result["command"], result["training"].get("train_checksum", "")[:16],
+         result["training"].get("seed", ""), f"{result['training'].get('seconds', 0):.0f}", result["machine"],
+         result["measured"].get("images", "-"), result["measured"].get("samples", "-")]
+        for path in sorted((place.out / "models").glob("*.json"))
+        for result in [json.loads(path.read_text())]
+    ]  # fmt: skip
+    heads = ["model", "command", "sha256 of data", "seed", "seconds", "machine", "held-out images", "samples"]
+    document.add("Where each number comes from", [(heads, sources)])
+    if failed:
+        document.add("What failed", [(["what", "why"], list(failed.items()))])
+    scale = place.scale
+    budget = "as published" if scale.minutes is None else f"{scale.minutes:g} minutes of training per model"
+    large = "" if scale.minutes is None else f" ({4 * scale.minutes:g} for 64x64)"
+    layers = "; ".join(f"L = {count}: {', '.join(map(str, sizes))}" for count, sizes in scale.layers.items())
+    introduction = (
+        f"Preset {place.scale_name}: {budget}{large}, or {scale.updates:,} updates where updates are equal; MSE per "
+        f"pixel in [-1, 1] on {scale.images:,} held-out images, of a draw from q(z | x) unless it says 'centre'; FID "
+        f"and KID of {scale.samples:,} samples against as many training images ({metrics.RESIZE}). Latents: {layers}. "
+        "The paper trains 300,000 updates and takes FID of 40,000 samples, so compare orders rather than values."
+    )
+    title = "The paper's tables and figures, measured"
+    text = "\n\n".join([f"# {title}", introduction, *document.text]) + "\n"
+    write_atomically(place.out / "report.html", page(title, paragraph(introduction), document.html).encode())
+    write_atomically(place.out / "report.md", text.encode())
