@@ -190,7 +190,7 @@ def test_patterns_that_match_nothing_and_jobs_of_none_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_published_settings_reach_the_runs():
+def test_published_settings_reach_the_runs(tmp_path):
     paper, cpu = pub.SCALES["paper"], pub.SCALES["cpu"]
     config = pub.Training("celeba", layers=5, steps=400).config(paper, None)
     assert config.model.latent_sizes == (64, 64, 64, 96, 128)
@@ -203,11 +203,14 @@ def test_published_settings_reach_the_runs():
     assert ours.batch == ladder.batch
     assert ladder.iterations == cpu.updates
     assert 0 <= ours.iterations * ours.learn_last - cpu.updates < ours.learn_last
-    fresh = pub.in_table_1("svhn", "short-run", 3, "updates").config(cpu, None)
-    assert fresh.iterations == 2 * ours.iterations - 1  # rounded up twice: 223 chains of 9 updates, 112 of 18
-    assert fresh.warm_up * fresh.learn_last == ours.warm_up * ours.learn_last
-    assert pub.in_table_1("svhn", "short-run", 3, "updates").config(paper, None).learn_last == 1
-    assert pub.in_table_1("svhn", "ladder-vae", 3, "updates").config(cpu, None) == ladder
+    fresh = pub.Training("svhn", equal="updates", fresh=True)
+    twice = fresh.config(cpu, None)
+    assert twice.iterations == 2 * ours.iterations - 1  # rounded up twice: 223 chains of 9 updates, 112 of 18
+    assert twice.warm_up * twice.learn_last == ours.warm_up * ours.learn_last
+    assert fresh.config(paper, None) == replace(fresh, fresh=False).config(paper, None)
+    here = place(tmp_path)
+    assert any(cell.training == fresh for cell in here.cells)
+    assert not any(cell.training.fresh for cell in replace(here, scale=paper).cells)
 
 
 def test_the_order_of_methods_is_compared_pair_by_pair():

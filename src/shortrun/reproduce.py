@@ -26,7 +26,7 @@ import yaml
 from torch import Tensor
 
 from shortrun import data, hierarchy, metrics, tasks
-from shortrun.config import ScaleName, Target, to_plain
+from shortrun.config import ScaleName, Target, preset, to_plain
 from shortrun.langevin import Langevin
 from shortrun.learners.base import NotPossibleError
 from shortrun.masks import make_mask
@@ -39,6 +39,7 @@ from shortrun.published import (
     QUIET_STEPS,
     SCALES,
     STEP_SIZE_RUNS,
+    Cell,
     Scale,
     Training,
     table_cells,
@@ -79,6 +80,12 @@ class Place:
         """What all numbers of a report must have in common."""
         names = ("minutes", "updates", "images", "samples")
         return {name: getattr(self.scale, name) for name in names} | {"threads": self.threads}
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Those whose models differ at this size: with one update per chain, fewer of them are the same."""
+        along = preset(self.scale.preset, "mnist").learn_last > 1
+        return [cell for cell in table_cells() if along or not cell.training.fresh]
 
     def run(self, training: Training) -> Path:
         return self.runs / training.name
@@ -351,14 +358,14 @@ def reproduce(
     say: Callable[[str], None] = print,
 ) -> list[str]:
     """Train, measure and draw what is missing, then write the report. Returns what failed."""
-    cells = [c for c in table_cells() if target in ("all", c.target) and c.matches(only)]
+    cells = [c for c in place.cells if target in ("all", c.target) and c.matches(only)]
     figures = [
         name
         for name, models in FIGURES.items()
         if target in ("all", name) and any(fnmatch.fnmatch(n, only) for n in (name, *(t.name for t in models)))
     ]
     if not cells and not figures:
-        names = [c.name for c in table_cells() if target in ("all", c.target)][:3]
+        names = [c.name for c in place.cells if target in ("all", c.target)][:3]
         names += [t.name for t in FIGURES.get(target, [])][:3]
         raise ValueError(f"--only {only!r} matches nothing in {target}; names look like {', '.join(names)}")
     if place.jobs < 1:

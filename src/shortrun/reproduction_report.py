@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shortrun import hierarchy, metrics
-from shortrun.config import Method
 from shortrun.pictures import Line, save_panels
 from shortrun.published import (
     COLOUR_SETS,
@@ -24,7 +23,6 @@ from shortrun.published import (
     Cell,
     Equal,
     Training,
-    in_table_1,
     table_cells,
 )
 from shortrun.report import markdown_table, page, paragraph, picture, section, table
@@ -50,7 +48,7 @@ class Row:
 
 def finished(place: Place) -> list[Row]:
     rows = []
-    for cell in table_cells():
+    for cell in place.cells:
         path = place.result(cell.training)
         if path.is_file():
             rows.append(Row(cell, json.loads(path.read_text())))
@@ -107,7 +105,7 @@ def claims(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
     fair: Equal
     for name in DATA_SETS:
         for fair in ("minutes", "updates"):
-            ours = [in_table_1(name, "short-run", layers, fair) for layers in (1, 3, 5)]
+            ours = [Training(name, "short-run", layers, equal=fair) for layers in (1, 3, 5)]
             compare(f"{name}, equal {fair}: MSE falls from L = 1 to 5", "mse", ours[0], ours[2])
     for name in COLOUR_SETS:
         ours = [Training(name, "short-run", layers) for layers in (1, 3, 5)]
@@ -127,29 +125,42 @@ def claims(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
     return found
 
 
+VARIANTS: dict[str, tuple[Equal, bool]] = {
+    "equal updates": ("updates", False),
+    "equal updates, more images": ("updates", True),
+    "equal minutes": ("minutes", False),
+}
+"""How the budgets of methods are made equal: by what, and whether short run inference makes fewer updates per chain."""
+
+
+def of_variant(training: Training, variant: str) -> bool:
+    equal, fresh = VARIANTS[variant]
+    return training.equal == equal and (training.method != "short-run" or training.fresh == fresh)
+
+
 def against_ladder(rows: Sequence[Row]) -> tuple[list[str], list[list[str]], str]:
     """MSE of Ladder-VAE and short run inference, draws and centres apart: the heads and lines of a table, a summary."""
     known = {row.cell.training: row.result["measured"] for row in rows}
-    heads = ["data", "L", "equal", "Ladder-VAE, draw", "short run, draw", "lower",
+    heads = ["equal", "data", "L", "Ladder-VAE, draw", "short run, draw", "lower",
              "Ladder-VAE, centre", "short run, quiet end", "lower"]  # fmt: skip
     lines = []
     won: dict[tuple[str, str], list[bool]] = {}
-    equal: Equal
-    for equal in ("updates", "minutes"):
+    for variant, (equal, fresh) in VARIANTS.items():
         for name, layers in itertools.product(DATA_SETS, (1, 3, 5)):
-            ours, theirs = (in_table_1(name, method, layers, equal) for method in ("short-run", "ladder-vae"))
+            ours = Training(name, layers=layers, equal=equal, fresh=fresh)
+            theirs = Training(name, "ladder-vae", layers, equal=equal)
             if ours not in known or theirs not in known:
                 continue
-            line = [name, str(layers), equal]
+            line = [variant.removeprefix("equal "), name, str(layers)]
             for measure in ("mse", "mse_centre"):
                 pair = known[theirs][measure], known[ours][measure]
                 lower = "short run" if pair[1] < pair[0] else "Ladder-VAE"
                 line += [*(show(value, "mse") for value in pair), lower]
-                won.setdefault((equal, measure), []).append(lower == "short run")
+                won.setdefault((variant, measure), []).append(lower == "short run")
             lines.append(line)
     words = {"mse": "draws", "mse_centre": "centres"}
-    parts = [f"{sum(v)} of {len(v)} at equal {equal} ({words[measure]})" for (equal, measure), v in won.items()]
-    return heads, lines, f"Short run inference has the lower MSE in {', '.join(parts)}."
+    parts = [f"{sum(v)} of {len(v)} at {variant} ({words[measure]})" for (variant, measure), v in won.items()]
+    return heads, lines, f"Short run inference has the lower MSE in {'; '.join(parts)}."
 
 
 class _Document:
@@ -178,21 +189,26 @@ class _Document:
 def draw_tables(place: Place, rows: Sequence[Row]) -> dict[str, Path]:
     """Tables as pictures, where all of what they show is finished."""
     known: dict[Training, Any] = {row.cell.training: row.result["measured"].get("mse") for row in rows}
-    colours: dict[Method, str] = {"short-run": "tab:blue", "ladder-vae": "tab:orange"}
-    dashes: dict[Equal, str] = {"updates": "-", "minutes": "--"}
+    blue, orange = "tab:blue", "tab:orange"
+    shown: dict[str, tuple[tuple[str, str], Training]] = {
+        "short-run, equal updates": ((blue, "-"), Training("", equal="updates")),
+        "the same, more images": ((blue, "-."), Training("", equal="updates", fresh=True)),
+        "short-run, equal minutes": ((blue, "--"), Training("")),
+        "ladder-vae, equal updates": ((orange, "-"), Training("", "ladder-vae", equal="updates")),
+        "ladder-vae, equal minutes": ((orange, "--"), Training("", "ladder-vae")),
+    }
     layers, steps = (1, 3, 5), list(TABLE_K)
     by_layers: dict[str, list[Line]] = {}
     for name in DATA_SETS:
-        by_layers[name] = [
-            (f"{method}, equal {equal}", (colours[method], dashes[equal]), layers,
-             [known.get(in_table_1(name, method, count, equal)) for count in layers])
-            for method, equal in itertools.product(colours, dashes)
-        ]  # fmt: skip
+        by_layers[name] = []
+        for label, (style, training) in shown.items():
+            values = [known.get(replace(training, data=name, layers=count)) for count in layers]
+            by_layers[name].append((label, style, layers, values))
         paper = [TABLE_1["short-run", count][name][0] for count in layers]
         by_layers[name].append(("short-run, paper", PAPER_LINE, layers, paper))
     measured = [known.get(Training("celeba", layers=5, steps=k, equal="updates")) for k in steps]
     by_steps: list[Line] = [
-        ("measured", (colours["short-run"], "-"), steps, measured),
+        ("measured", (blue, "-"), steps, measured),
         ("paper", PAPER_LINE, steps, [mse for mse, _ in TABLE_K.values()]),
     ]
     drawn = {}
@@ -250,11 +266,11 @@ def write_report(place: Place, failed: dict[str, str]) -> None:
             csv.writer(file).writerows([heads, *lines])
         remarks = []
         for column in dict.fromkeys(row.cell.column for row in part):
-            for measure, equal in itertools.product(("mse", "fid"), ("minutes", "updates")):
-                same = [row for row in part if row.cell.column == column and row.cell.training.equal == equal]
+            for measure, variant in itertools.product(("mse", "fid"), VARIANTS):
+                same = [row for row in part if row.cell.column == column and of_variant(row.cell.training, variant)]
                 total, agreeing, against = agreement(same, measure)
                 if total:
-                    note = f"{column}{', equal updates' if equal == 'updates' else ''}: order by {measure.upper()} "
+                    note = f"{column}, {variant}: order by {measure.upper()} "
                     note += f"agrees with the paper in {agreeing} of {total} pairs"
                     remarks.append(note + (f"; the paper has {'; '.join(against)}" if against else ""))
         curve = [curves[target]] if target in curves else []
