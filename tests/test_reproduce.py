@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shortrun import data, metrics
+from shortrun import data, metrics, tasks
 from shortrun import published as pub
 from shortrun import reproduce as rep
 from shortrun import reproduction_report as report
@@ -139,6 +139,26 @@ def test_every_table_and_figure(tmp_path, monkeypatch):
     other = replace(other, out=tmp_path / "other")
     failed = rep.reproduce("table-1", other, "*short-run_L=1,_equal_updates/mnist", say=lambda text: None)
     assert "other settings (iterations" in failed[0]
+
+
+@pytest.mark.parametrize("originals", [True, False])
+def test_figures_without_images_that_may_not_be_passed_on(tmp_path, monkeypatch, originals):
+    """All pixels that are shown come from the model (here: grey), except for scenes, which are the project's own."""
+    here = replace(place(tmp_path), originals=originals)
+    shown = {}
+    monkeypatch.setattr(rep, "save_grid", lambda path, rows, title="": shown.update({path.stem: rows}))
+    monkeypatch.setattr(rep.Place, "trained", lambda self, training: None)
+
+    def grey(trained, x, generator, *arguments, **options):
+        return tasks.Reconstruction((), torch.full_like(x, 0.25), torch.zeros(len(x), dtype=torch.bool))
+
+    monkeypatch.setattr(tasks, "reconstruct", grey)
+    rep.draw_reconstructions(here)
+    rep.draw_inpainting(here)
+    for name, rows in shown.items():
+        values = {value for _, images in rows for value in images.unique().tolist()}
+        assert (values <= {0.0, 0.25, 1.0}) == (name.endswith("celeba64") and not originals)
+    assert ("--no-originals" in here.command("all")) != originals
 
 
 def test_a_failing_cell_does_not_stop_the_others(tmp_path, monkeypatch):

@@ -538,6 +538,9 @@ class Reproduce:
     """How many models are trained or measured at a time."""
     fid: bool = True
     """Take FID and KID; without a GPU they need more time than training, and can be added later."""
+    originals: bool = True
+    """Show images of the data sets in figures, beside what models make of them. Images of CelebA may not be passed on:
+    leave them out of what you publish."""
     data_root: str | None = None
     """Folder with the data sets; by default the environment variable SHORTRUN_DATA."""
 
@@ -554,7 +557,16 @@ def _reproduce(arguments: Reproduce) -> None:
         scale = dataclasses.replace(scale, minutes=arguments.minutes_per_cell)
     out = arguments.out or Path("results") / name
     runs = arguments.runs or Path("runs") / f"reproduce-{name}"
-    place = Place(out, runs, name, scale, arguments.data_root, fid=arguments.fid, jobs=arguments.jobs)
+    place = Place(
+        out,
+        runs,
+        name,
+        scale,
+        arguments.data_root,
+        fid=arguments.fid,
+        jobs=arguments.jobs,
+        originals=arguments.originals,
+    )
     failed = reproduce(arguments.target, place, arguments.only)
     print(f"wrote {out / 'report.html'}")
     if failed:

@@ -76,7 +76,9 @@ def save_lines(
     axes.set_ylabel(labels[1])
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.25)
-    if len(series) > 1:
+    if len(series) > 4:
+        figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    elif len(series) > 1:
         axes.legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

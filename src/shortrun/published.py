@@ -210,22 +210,23 @@ FACES = {
 }
 STEP_SIZE_RUNS = [Training("mnist", layers=3, tune="grid", seed=seed) for seed in (0, 1, 2)]
 STEP_SIZE_RUNS += [Training("mnist", layers=3, tune="gradient", seed=seed) for seed in (0, 1, 2)]
+SCENES = Training("scenes", layers=3)
 HIERARCHIES = [
     Training("svhn", layers=3, kind="hierarchical"),
     Training("scenes", layers=3, kind="hierarchical"),
-    Training("scenes", layers=3),
+    SCENES,
 ]
 FIGURES: dict[str, list[Training]] = {
     "figure-samples": [*FACES.values(), *(Training(name, layers=5) for name in DATA_SETS)],
-    "figure-reconstruction": list(FACES.values()),
-    "figure-inpainting": [FACES["short-run"]],
+    "figure-reconstruction": [*FACES.values(), SCENES],
+    "figure-inpainting": [FACES["short-run"], SCENES],
     "figure-hierarchy": HIERARCHIES,
     "figure-step-size": STEP_SIZE_RUNS,
 }
 PICTURES = {
     "figure-samples": "samples-*.png",
-    "figure-reconstruction": "reconstruction.png",
-    "figure-inpainting": "inpainting.png",
+    "figure-reconstruction": "reconstruction-*.png",
+    "figure-inpainting": "inpainting-*.png",
     "figure-hierarchy": "hierarchy-*.png",
     "figure-step-size": "step-size-*.png",
 }

@@ -38,6 +38,7 @@ from shortrun.published import (
     HIERARCHIES,
     QUIET_STEPS,
     SCALES,
+    SCENES,
     STEP_SIZE_RUNS,
     Cell,
     Scale,
@@ -70,6 +71,9 @@ class Place:
     """Whether FID and KID are taken."""
     jobs: int = 1
     """How many models are worked on at a time, each with its share of the threads."""
+
+    originals: bool = True
+    """Whether figures show images of the data sets; those of CelebA may not be passed on."""
 
     @property
     def threads(self) -> int:
@@ -115,6 +119,10 @@ class Place:
             for training in FIGURES[figure]
         )
 
+    def shows(self, training: Training) -> bool:
+        """Whether figures may show the images that a model was trained for; scenes are the project's own."""
+        return self.originals or training.data == "scenes"
+
     def trained(self, training: Training) -> Pretrained:
         return from_pretrained(self.run(training))
 
@@ -134,6 +142,8 @@ class Place:
             words.append(f"--minutes-per-cell {self.scale.minutes:g}")
         if self.jobs > 1:
             words.append(f"--jobs {self.jobs}")
+        if not self.originals:
+            words.append("--no-originals")
         return " ".join(words)
 
 
@@ -255,26 +265,32 @@ def draw_samples(place: Place) -> dict[str, Any]:
 
 
 def draw_reconstructions(place: Place) -> dict[str, Any]:
-    x = place.held_out(FACES["short-run"], 10)
-    rows = [("held out", x)]
-    for method, training in FACES.items():
-        shown = tasks.reconstruct(place.trained(training), x, torch.Generator().manual_seed(0)).images
-        rows.append((method, shown))
-    save_grid(place.out / "reconstruction.png", rows)
+    for name, models in {"celeba64": FACES, "scenes": {"short-run": SCENES}}.items():
+        x = place.held_out(models["short-run"], 10)
+        rows = [("held out", x)] if place.shows(models["short-run"]) else []
+        for method, training in models.items():
+            images = tasks.reconstruct(place.trained(training), x, torch.Generator().manual_seed(0)).images
+            rows.append((f"{method}\nMSE {float(tasks.mse_per_image(images, x).mean()):.3f}", images))
+        save_grid(place.out / f"reconstruction-{name}.png", rows)
     return {}
 
 
 def draw_inpainting(place: Place) -> dict[str, Any]:
-    trained = place.trained(FACES["short-run"])
-    x = place.held_out(FACES["short-run"], 8)
-    height, width = x.shape[2:]
-    box = f"box:{height // 4},{width // 4},{height // 2},{width // 2}"
-    rows = []
-    for name in (box, *MASKS):
-        mask = make_mask(name, len(x), height, width, torch.Generator().manual_seed(0))
-        fills = tasks.inpaint(trained, x, mask, torch.Generator().manual_seed(0), fills=1).fills
-        rows += [(name, torch.where(mask.expand_as(x), x, 0.0)), ("filled", fills[0])]
-    save_grid(place.out / "inpainting.png", [*rows, ("original", x)])
+    """Each mask with its fills; where originals are not shown, the mask alone, and pixels that are all the model's."""
+    for name, training in {"celeba64": FACES["short-run"], "scenes": SCENES}.items():
+        trained, x, shown = place.trained(training), place.held_out(training, 8), place.shows(training)
+        height, width = x.shape[2:]
+        rows = []
+        for kind in (f"box:{height // 4},{width // 4},{height // 2},{width // 2}", *MASKS):
+            mask = make_mask(kind, len(x), height, width, torch.Generator().manual_seed(0))
+            visible = mask.expand_as(x)
+            fills = tasks.inpaint(trained, x, mask, torch.Generator().manual_seed(0), 1, keep_known=shown).fills
+            rows += [(kind, torch.where(visible, x if shown else 1.0, 0.0)), ("filled", fills[0])]
+        if shown:
+            rows.append(("original", x))
+        else:
+            rows.append(("nothing hidden", tasks.reconstruct(trained, x, torch.Generator().manual_seed(0)).images))
+        save_grid(place.out / f"inpainting-{name}.png", rows)
     return {}
 
 
@@ -321,12 +337,17 @@ def draw_step_size(place: Place) -> dict[str, Any]:
             series.append((f"seed {training.seed}", [p[0] for p in points], [p[1] for p in points]))
         save_lines(place.out / f"step-size-{tune}.png", series, ("iteration", "delta"), f"tuned by {tune}", log_y=True)
     lines = read_lines(place.run(STEP_SIZE_RUNS[0]) / "objective.jsonl")
+    least = [min(value for value in line["free_energy"] if value is not None) for line in lines]
     series = []
     for i, delta in enumerate(lines[0]["delta"] if lines else []):
-        points = [(line["iteration"], line["free_energy"][i]) for line in lines if line["free_energy"][i] is not None]
+        points = [
+            (line["iteration"], max(line["free_energy"][i] - best, 1.0))  # below a nat it is noise
+            for line, best in zip(lines, least, strict=True)
+            if line["free_energy"][i] is not None
+        ]
         series.append((f"delta = {delta:.3g}", [p[0] for p in points], [p[1] for p in points]))
-    labels = ("iteration", "free energy, nats per image")
-    save_lines(place.out / "step-size-objective.png", series, labels, "objective for single step sizes")
+    labels = ("iteration", "nats per image above the best of them")
+    save_lines(place.out / "step-size-objective.png", series, labels, "objective for single step sizes", log_y=True)
     return {}
 
 
