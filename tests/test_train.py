@@ -314,6 +314,10 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
+# Not compiled, as so many iterations would be: that alone can take a minute on a busy machine.
+ENDLESS = ("--iterations", "100000", "--checkpoint-every", "2", "--compile", "off")
+
+
 def launch(folder, *words, launcher=(), command=("train", "--preset", "smoke")):
     line = [sys.executable, *launcher, "-m", "shortrun.cli", *command, "--out", str(folder), *words]
     with folder.with_suffix(".log").open("wb") as output:
@@ -334,7 +338,7 @@ def wait_for_checkpoint(folder, number, process):
 
 
 def test_kill_loses_at_most_one_checkpoint_interval(tmp_path):
-    process = launch(tmp_path / "run", "--iterations", "100000", "--checkpoint-every", "2")
+    process = launch(tmp_path / "run", *ENDLESS)
     wait_for_checkpoint(tmp_path / "run", 2, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -348,7 +352,7 @@ def test_kill_loses_at_most_one_checkpoint_interval(tmp_path):
 
 
 def test_sigterm_saves_and_ends_cleanly(tmp_path):
-    process = launch(tmp_path / "run", "--iterations", "100000", "--checkpoint-every", "2")
+    process = launch(tmp_path / "run", *ENDLESS)
     wait_for_checkpoint(tmp_path / "run", 1, process)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 0, output_of(tmp_path / "run")
