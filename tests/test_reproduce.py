@@ -130,6 +130,8 @@ def test_every_table_and_figure(tmp_path, monkeypatch):
     monkeypatch.setattr(rep.tasks, "reconstruct", refuse)
     assert rep.reproduce("all", here, say=lambda text: None) == []
     assert "<p>What it means: much.</p><p>More &lt;b&gt;.</p>" in (here.out / "report.html").read_text()
+    without = replace(here, originals=False)
+    assert [without.is_drawn(name) for name in ("figure-inpainting", "figure-samples")] == [False, True]
     elsewhere = replace(here, runs=tmp_path / "gone")  # what is measured does not need its model any more
     assert rep.reproduce("table-1", elsewhere, say=lambda text: None) == []
 

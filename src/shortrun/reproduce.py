@@ -51,6 +51,7 @@ from shortrun.train import Loop, train
 from shortrun.tune import Guard, StepSizeError, tune_by_grid
 
 ENCODERS, CHAINS = ("vae", "vae-iaf", "ladder-vae"), ("short-run", "abp")
+WITH_ORIGINALS = ("figure-reconstruction", "figure-inpainting")
 MASKS = ("lower-half", "random:0.3", "blocks:8:3")
 
 
@@ -71,7 +72,6 @@ class Place:
     """Whether FID and KID are taken."""
     jobs: int = 1
     """How many models are worked on at a time, each with its share of the threads."""
-
     originals: bool = True
     """Whether figures show images of the data sets; those of CelebA may not be passed on."""
 
@@ -112,7 +112,10 @@ class Place:
     def is_drawn(self, figure: str) -> bool:
         """Whether it shows the models that are measured."""
         path = self.drawn(figure)
-        shown = json.loads(path.read_text())["models"] if path.is_file() else {}
+        note = json.loads(path.read_text()) if path.is_file() else {"models": {}}
+        shown = note["models"]
+        if not self.originals and figure in WITH_ORIGINALS and shown and "--no-originals" not in note["command"]:
+            return False  # it shows images that are to be left out
         return bool(shown) and all(
             self.result(training).is_file()
             and json.loads(self.result(training).read_text())["training"] == shown[training.name]
