@@ -66,6 +66,7 @@ def test_evaluate_and_reconstruct_agree_with_a_second_computation(run, tmp_path)
     ("words", "files"),
     [
         (["sample", "--images", "12"], ["samples.png"]),
+        (["sample", "--images", "12", "--fitted", "100"], ["samples.png"]),
         (["traverse", "--images", "2"], ["traverse_layer_1.png", "traverse_layer_2.png"]),
         (["traverse", "--images", "2", "--layer", "0", "--amount", "2"], ["traverse_layer_2.png"]),
         (["interpolate", "--images", "4"], ["interpolation.png"]),
@@ -108,6 +109,7 @@ def test_demo_writes_a_report_that_stands_alone(tmp_path):
         (["evaluate", "nothing-here"], "neither a run folder"),
         (["reconstruct", "{run}", "--data", "folder:/nowhere"], "/nowhere does not exist"),
         (["reconstruct", "{run}", "--images", "0"], "images is 0"),
+        (["sample", "{run}", "--fitted", "0"], "fitted is 0"),
         (["inpaint", "{run}", "--mask", "spiral"], "mask is 'spiral'"),
         (["inpaint", "{run}", "--mask", "box:0,0,99,2"], "must lie within 28x28"),
         (["traverse", "{run}", "--layer", "7"], "layer is 7"),

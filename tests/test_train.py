@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -87,6 +88,55 @@ def test_the_spread_is_that_of_the_latents_that_are_inferred(tmp_path):
     z = tasks.reconstruct(trained, x, torch.Generator().manual_seed(0)).z
     for width, layer in zip(trained.spread, z, strict=True):
         assert width == pytest.approx(float(layer.square().mean().sqrt()), rel=0.1)
+
+
+def test_fitted_latents_have_the_mean_and_covariance_of_the_inferred_ones(tmp_path):
+    train(SMOKE, tmp_path, quiet=True)
+    trained = from_pretrained(tmp_path)
+    x = data.load("embedded", "train").batch(slice(0, 200))
+    inferred = tasks.reconstruct(trained, x, torch.Generator().manual_seed(0)).z
+    wanted = torch.cat([layer.flatten(1) for layer in inferred], 1).double().numpy()
+
+    count = 100_000
+    drawn = tasks.fitted_latents(trained, x, count, torch.Generator().manual_seed(0))
+    assert [layer.shape[1:] for layer in drawn] == [layer.shape[1:] for layer in inferred]
+    found = torch.cat([layer.flatten(1) for layer in drawn], 1).double().numpy()
+    covariance, variances = np.cov(wanted.T), wanted.var(0, ddof=1)
+    assert (abs(found.mean(0) - wanted.mean(0)) / np.sqrt(variances / count)).max() < 5
+    error = np.sqrt((variances[:, None] * variances + covariance**2) / count)  # of an estimated covariance
+    assert (abs(np.cov(found.T) - covariance) / error).max() < 5
+    across = covariance[: inferred[0][0].numel(), inferred[0][0].numel() :]
+    assert abs(across / error[: len(across), len(across) :]).max() > 10  # layers depend on each other, which is kept
+
+    size = wanted.shape[1]
+    with pytest.raises(ValueError, match=f"a Gaussian over {size} latents cannot be fitted to {size} images"):
+        tasks.fitted_latents(trained, x[:size], 3, torch.Generator())
+
+
+@pytest.mark.parametrize("changes", [{"warm_up": 0}, {"warm_up": 3}, {"warm_up": 3, "learn_last_later": 2}])
+def test_updates_and_iterations_are_counted_alike(changes):
+    config = replace(SMOKE, steps=9, learn_last=5, **changes)
+    total = 0
+    for iteration in range(12):
+        assert config.updates_in(iteration) == total
+        along = config.updates_along(iteration)
+        assert along == (2 if "learn_last_later" in changes and iteration >= 3 else 5)
+        for updates in range(total + 1, total + along + 1):
+            assert config.iterations_for(updates) == iteration + 1
+        total += along
+
+
+def test_fewer_updates_along_the_chain_after_the_warm_up(tmp_path):
+    config = replace(SMOKE, iterations=5, learn_last=3, learn_last_later=1, warm_up=2, evaluate_every=5)
+    loop = Loop(config, tmp_path / "run", False, lambda text: None)
+    loop.save()
+    made = []
+    step = loop.learner.optimiser.step
+    loop.learner.optimiser.step = lambda *args, **kwargs: made.append(loop.iteration) or step(*args, **kwargs)
+    while loop.share < 1:
+        loop.advance()
+    assert [made.count(iteration) for iteration in range(5)] == [3, 3, 1, 1, 1]
+    assert loop.updates == len(made) == 9
 
 
 @pytest.mark.parametrize("learn_last", [1, 3])
@@ -412,6 +462,8 @@ def test_configuration_survives_its_file(tmp_path):
     [
         ({"batch": 0}, "batch is 0"),
         ({"learn_last": 99}, "learn_last is 99"),
+        ({"learn_last_later": 99}, "learn_last_later is 99"),
+        ({"learn_last_later": 0}, "learn_last_later is 0"),
         ({"iterations": None, "minutes": None}, "never end"),
         ({"sigma": (0.3, 0.0)}, "must be positive"),
         ({"minutes": 0.0}, "minutes is 0.0"),

@@ -69,6 +69,15 @@ class _Use:
         images = self.load_set(trained, "test")
         return images.batch(slice(0, min(self.images, len(images))))
 
+    def load_fitted(self, trained: Pretrained, count: int | None) -> torch.Tensor | None:
+        """Training images whose latents the law of samples is fitted to, if any."""
+        if count is None:
+            return None
+        if count < 1:
+            raise ValueError(f"fitted is {count}; expected the number of training images, one or more")
+        images = self.load_set(trained, "train")
+        return images.batch(images.some(count))
+
     def write(self, name: str, values: dict[str, Any]) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
         text = json.dumps(values, indent=1)
@@ -182,6 +191,8 @@ class Fid(_Use):
     """paper: 40,000 samples against all training images."""
     reference: Split = "train"
     """Which images the samples are held against."""
+    fitted: int | None = None
+    """Draw latents from a Gaussian fitted to the inferred latents of so many training images, not from the prior."""
 
 
 def _fid(arguments: Fid) -> None:
@@ -195,12 +206,14 @@ def _fid(arguments: Fid) -> None:
         raise ValueError(f"samples is {samples}; expected two or more")
     known = arguments.load_set(trained, "train" if paper else arguments.reference)
     reference = known.array if paper else known.part(samples)
+    fitted_to = arguments.load_fitted(trained, arguments.fitted)
     begun = time.perf_counter()
-    values = tasks.score(trained, reference, samples, generator, network)
+    values = tasks.score(trained, reference, samples, generator, network, fitted_to=fitted_to)
     facts = {
         "reference": f"{known.name} ({known.split})",
         "reference_checksum": known.checksum,
         "protocol": arguments.protocol,
+        "fitted": arguments.fitted,
         "seed": arguments.seed,
         "seconds": round(time.perf_counter() - begun, 1),
     }
@@ -288,16 +301,20 @@ class Sample(_Use):
     """Draw images from the model.
 
     Example: shortrun sample mnist-small --images 64 --out pictures
+
+    After a short training: shortrun sample runs/svhn --fitted 2000 --out pictures
     """
 
     images: int = 64
+    fitted: int | None = None
+    """Draw latents from a Gaussian fitted to the inferred latents of so many training images, not from the prior."""
 
 
 def _sample(arguments: Sample) -> None:
     from shortrun.pictures import save_grid
 
     trained, generator = arguments.open()
-    images = tasks.sample(trained, arguments.images, generator)
+    images = tasks.sample(trained, arguments.images, generator, arguments.load_fitted(trained, arguments.fitted))
     save_grid(arguments.out / "samples.png", [("", row) for row in images.split(10)])
     print(arguments.out / "samples.png")
 

@@ -98,6 +98,8 @@ class TrainConfig:
     """short-run, abp: samples are drawn as wide as the latents were in training, instead of from the prior itself."""
     learn_last: int = 18
     """m: update the generator at each of the last m points of the chain; 1 is the paper's algorithm."""
+    learn_last_later: int | None = None
+    """m after the warm-up, if it is to be another one: fewer updates per chain see more images in as many updates."""
     learning_rates: tuple[float, ...] = (2e-3,)
     """Learning rates, each for an equal share of the run; the last share decays smoothly if decay is set."""
     decay: bool = True
@@ -138,8 +140,12 @@ class TrainConfig:
             problems.append(f"cool_down is {self.cool_down}; expected less than the {self.steps} steps")
         if self.steps < 1:
             problems.append(f"steps is {self.steps}; expected one or more")
-        if self.learn_last > self.steps + 1:
-            problems.append(f"learn_last is {self.learn_last}, more than the {self.steps + 1} points of a chain")
+        for name in ("learn_last", "learn_last_later"):
+            value = getattr(self, name)
+            if value is not None and value > self.steps + 1:
+                problems.append(f"{name} is {value}, more than the {self.steps + 1} points of a chain")
+        if self.learn_last_later is not None and self.learn_last_later < 1:
+            problems.append(f"learn_last_later is {self.learn_last_later}; expected one or more")
         if self.iterations is None and self.minutes is None:
             problems.append("neither iterations nor minutes is set: the run would never end")
         for name in ("iterations", "minutes"):
@@ -152,6 +158,21 @@ class TrainConfig:
             problems.append("sigma, step_size and learning_rates must be positive")
         if problems:
             raise ValueError("; ".join(problems))
+
+    def updates_along(self, iteration: int) -> int:
+        """Updates of the generator along the chains of an iteration; the first one is 0."""
+        return self.learn_last if self.learn_last_later is None or iteration < self.warm_up else self.learn_last_later
+
+    def updates_in(self, iterations: int) -> int:
+        """Updates of the generator in the first so many iterations."""
+        early = min(iterations, self.warm_up)
+        return early * self.learn_last + (iterations - early) * self.updates_along(self.warm_up)
+
+    def iterations_for(self, updates: int) -> int:
+        """The fewest iterations with at least so many updates."""
+        early = min(math.ceil(updates / self.learn_last), self.warm_up)
+        left = max(updates - early * self.learn_last, 0)
+        return early + math.ceil(left / self.updates_along(self.warm_up))
 
     def save(self, path: Path) -> None:
         path.write_text(yaml.safe_dump(to_plain(self), sort_keys=False))
@@ -278,7 +299,7 @@ class Terms:
     def config(self, method: Method) -> TrainConfig:
         config = replace(preset(self.preset, self.data, method), data_root=self.data_root, seed=self.seed)
         if self.updates is not None:
-            iterations = math.ceil(self.updates / config.learn_last)
+            iterations = config.iterations_for(self.updates)
             config = replace(
                 config, iterations=iterations, minutes=None, evaluate_every=max(iterations // 5, 1),
                 checkpoint_every=max(iterations // 5, 1),

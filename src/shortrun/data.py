@@ -64,10 +64,13 @@ class Images:
         """Images in [-1, 1], float32."""
         return self.array[indices].float() / 127.5 - 1
 
+    def some(self, count: int) -> Tensor:
+        """Indices of ``count`` images drawn at random, always the same ones (all images, if there are fewer)."""
+        return torch.randperm(len(self), generator=torch.Generator().manual_seed(0))[:count]
+
     def part(self, count: int) -> Tensor:
-        """Pixels of ``count`` images drawn at random, always the same ones (all images, if there are fewer)."""
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))
-        return self.array[order[:count]]
+        """Pixels of :meth:`some` images."""
+        return self.array[self.some(count)]
 
     @functools.cached_property
     def mean_image(self) -> Tensor:

@@ -112,7 +112,7 @@ def demo(folder: Path, minutes: float = 3.0, seed: int = 0, smoke: bool = False)
         "seconds_training": round(outcome.seconds, 1),
         "seconds_total": round(time.perf_counter() - begun, 1),
         "iterations": outcome.iteration,
-        "updates": outcome.iteration * config.learn_last,
+        "updates": config.updates_in(outcome.iteration),
         "parameters": trained.parameters,
         "step_size": trained.dynamics.step_size,
         "divergent_chains": last["divergent"],

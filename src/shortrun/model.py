@@ -52,6 +52,14 @@ def standard_normal(shape: Sequence[int], like: Tensor, generator: RandomSource 
     return noise.to(device=like.device, dtype=like.dtype)
 
 
+def fit_gaussian(codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and Cholesky factor of the covariance of codes of shape ``(n, size)``, in double precision."""
+    codes = codes.double()
+    covariance = torch.cov(codes.T)
+    ridge = 1e-6 * covariance.diagonal().mean() * torch.eye(len(covariance)).to(covariance)
+    return codes.mean(0), torch.linalg.cholesky(covariance + ridge)
+
+
 def gaussian_log_likelihood(x: Tensor, mean: Tensor, sigma: Tensor, mask: Tensor | None = None) -> Tensor:
     """``log N(x; mean, sigma^2 I)`` over the pixels where ``mask`` is true, shape ``(n,)``.
 

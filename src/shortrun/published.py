@@ -7,7 +7,6 @@ it.
 from __future__ import annotations
 
 import fnmatch
-import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -103,8 +102,8 @@ class Training:
     kind: str = "top-down"
     equal: Equal = "minutes"
     fresh: bool = False
-    """short-run: half as many updates along each chain, so that as many updates see twice as many images. No difference
-    where each chain gives one update."""
+    """short-run: half as many updates along each chain after the warm-up, so that as many updates see more images. No
+    difference where each chain gives one update."""
     tune: Literal["grid", "gradient"] | None = None
     seed: int = 0
 
@@ -132,15 +131,16 @@ class Training:
             config = replace(config, tune=self.tune or scale.tune)
             if self.tune is not None:  # tuning is what is shown: have it often enough
                 config = replace(config, tune_every=min(config.tune_every, scale.tune_every))
-            steps, most = min(self.steps, scale.most_steps), config.learn_last // 2 if self.fresh else config.learn_last
-            along = max(1, min(most, round(0.72 * steps)))
+            steps = min(self.steps, scale.most_steps)
+            along = max(1, min(config.learn_last, round(0.72 * steps)))
             config = replace(
                 config, steps=steps, learn_last=along, cool_down=min(config.cool_down, steps // 4),
+                learn_last_later=max(1, along // 2) if self.fresh else None,
                 warm_up=round(config.warm_up * config.learn_last / along),  # as many updates, however many chains
             )  # fmt: skip
         iterations, minutes = config.iterations, config.minutes
         if self.equal == "updates":
-            iterations, minutes = math.ceil(scale.updates / config.learn_last), None
+            iterations, minutes = config.iterations_for(scale.updates), None
             config = replace(config, batch=ours.batch)
         elif scale.minutes is not None:
             iterations, minutes = None, scale.minutes * ((self.size or 32) / 32) ** 2

@@ -15,6 +15,8 @@ import math
 import multiprocessing
 import os
 import platform
+import signal
+import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -52,6 +54,8 @@ from shortrun.tune import Guard, StepSizeError, tune_by_grid
 
 ENCODERS, CHAINS = ("vae", "vae-iaf", "ladder-vae"), ("short-run", "abp")
 WITH_ORIGINALS = ("figure-reconstruction", "figure-inpainting")
+FITTED_IMAGES = 1000
+"""Training images whose inferred latents the law of samples is fitted to, where it is."""
 MASKS = ("lower-half", "random:0.3", "blocks:8:3")
 
 
@@ -260,11 +264,20 @@ def measure_samples(place: Place, training: Training, trained: Pretrained) -> di
 
 
 def draw_samples(place: Place) -> dict[str, Any]:
+    """Samples of each model; of ours, also with latents from a Gaussian fitted to those of training images."""
     for training in FIGURES["figure-samples"]:
-        images = tasks.sample(place.trained(training), 60, torch.Generator().manual_seed(0))
-        title = f"{training.method}, L = {training.layers}, {training.data} {images.shape[2]}x{images.shape[3]}"
-        save_grid(place.out / f"samples-{training.name}.png", [("", row) for row in images.split(10)], title)
-    return {}
+        trained = place.trained(training)
+        laws: dict[str, torch.Tensor | None] = {"": None}
+        if training.method == "short-run":
+            seen = place.load(training, "train")
+            laws["-fitted"] = seen.batch(seen.some(FITTED_IMAGES))
+        for suffix, fitted_to in laws.items():
+            images = tasks.sample(trained, 60, torch.Generator().manual_seed(0), fitted_to)
+            title = f"{training.method}, L = {training.layers}, {training.data} {images.shape[2]}x{images.shape[3]}"
+            title += ", latents from a fitted Gaussian" if suffix else ""
+            rows = [("", row) for row in images.split(10)]
+            save_grid(place.out / f"samples-{training.name}{suffix}.png", rows, title)
+    return {"fitted_images": FITTED_IMAGES}
 
 
 def draw_reconstructions(place: Place) -> dict[str, Any]:
@@ -441,6 +454,19 @@ def _attempt(work: Callable[[Place, Any], str], place: Place, item: Any) -> tupl
         return "", str(error) if str(error) else type(error).__name__
 
 
+def _begin_worker(threads: int) -> None:
+    """Settings of a process that works on models; it stops when the one that started it is gone, and saves before."""
+    torch.set_num_threads(threads)
+    starter = multiprocessing.parent_process()
+    assert starter is not None
+
+    def watch() -> None:
+        starter.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _each(place: Place, models: Sequence[Training]) -> Generator[tuple[Training, str, str], None, None]:
     """Each model with what came out and what went wrong; several at a time in processes of their own."""
     if place.jobs == 1:
@@ -449,7 +475,7 @@ def _each(place: Place, models: Sequence[Training]) -> Generator[tuple[Training,
         return
     waiting, quiet = iter(models), replace(place, quiet=True)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(place.jobs, context, torch.set_num_threads, (place.threads,)) as pool:
+    with ProcessPoolExecutor(place.jobs, context, _begin_worker, (place.threads,)) as pool:
         # No more than can run are submitted: when stopped, those that have begun save, and the others do not begin.
         running = {pool.submit(_attempt, do_model, quiet, t): t for t in itertools.islice(waiting, place.jobs)}
         while running:

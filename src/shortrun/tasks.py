@@ -7,6 +7,7 @@ command line writes them as pictures and JSON.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +18,7 @@ from shortrun import metrics
 from shortrun.data import Images
 from shortrun.learners.base import Inferred, NotPossibleError
 from shortrun.likelihood import annealed_importance, bits_per_dimension
-from shortrun.model import Latents
+from shortrun.model import Latents, fit_gaussian, standard_normal
 from shortrun.parallel import CHUNK, in_chunks
 from shortrun.runs import Pretrained
 from shortrun.tune import TuneResult, tune_by_grid
@@ -32,8 +33,14 @@ def decode(trained: Pretrained, z: Latents) -> Tensor:
     return torch.cat([trained.model.decoder(part) for part in parts])
 
 
-def sample(trained: Pretrained, count: int, generator: torch.Generator) -> Tensor:
-    """Images drawn from the model, shared between processes."""
+def sample(trained: Pretrained, count: int, generator: torch.Generator, fitted_to: Tensor | None = None) -> Tensor:
+    """Images drawn from the model, shared between processes.
+
+    Latents come from the prior in the widths of training; or from the Gaussian of :func:`fitted_latents`, if there are
+    images that it is ``fitted_to``.
+    """
+    if fitted_to is not None:
+        return decode(trained, fitted_latents(trained, fitted_to, count, generator)).cpu()
 
     def work(rows: slice, source: torch.Generator) -> list[Tensor]:
         return [trained.method.sample(trained.model, rows.stop - rows.start, source, trained.spread).cpu()]
@@ -79,6 +86,26 @@ def reconstruct(
 
     images, divergent, *z = in_chunks(len(x), work, generator)
     return Reconstruction(tuple(z), images, divergent)
+
+
+def fitted_latents(trained: Pretrained, x: Tensor, count: int, generator: torch.Generator) -> Latents:
+    """Latents drawn from the Gaussian ``N(mean, covariance)`` of the inferred latents of ``x``, all layers together.
+
+    The latents of images need not follow their prior, above all after a short training: the brightness of SVHN may
+    take up one direction with a hundred times the variance of the others, which no draw from the prior will reach.
+    """
+    size = sum(math.prod(shape) for shape in trained.model.latent_shapes)
+    if len(x) <= size:
+        raise ValueError(
+            f"a Gaussian over {size} latents cannot be fitted to {len(x)} images; expected more than {size}, better "
+            "ten times as many"
+        )
+    inferred = reconstruct(trained, x, generator)
+    z = torch.cat([layer.flatten(1) for layer in inferred.z], 1)
+    mean, factor = fit_gaussian(z[~inferred.divergent])
+    drawn = mean + standard_normal((count, len(mean)), mean, generator) @ factor.T
+    parts = drawn.float().to(trained.device).split([layer[0].numel() for layer in inferred.z], 1)
+    return tuple(part.view(-1, *layer.shape[1:]) for part, layer in zip(parts, inferred.z, strict=True))
 
 
 def mse_per_image(images: Tensor, x: Tensor) -> Tensor:
@@ -213,8 +240,9 @@ def score(
     generator: torch.Generator,
     network: metrics.FeatureNetwork | None = None,
     quiet: bool = False,
+    fitted_to: Tensor | None = None,
 ) -> dict[str, Any]:
-    """FID and KID of ``samples`` drawn from the model against 8-bit reference images."""
+    """FID and KID of ``samples`` drawn from the model (as :func:`sample` does) against 8-bit reference images."""
     network = network or metrics.inception(device=trained.device)
-    drawn = metrics.to_bytes(sample(trained, samples, generator))
+    drawn = metrics.to_bytes(sample(trained, samples, generator, fitted_to))
     return metrics.compare_sets(reference, drawn, network, quiet)

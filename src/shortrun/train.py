@@ -195,7 +195,7 @@ class Loop:
     @property
     def updates(self) -> int:
         """How often the generator was updated."""
-        return self.iteration * self.learner.updates_per_iteration
+        return self.learner.updates_in(self.iteration)
 
     def draw(self, count: int, generator: str) -> Batch:
         indices = torch.randint(len(self.train_images), (count,), generator=self.generators[generator])
@@ -370,7 +370,7 @@ def _run(
                     "latent_std": update.latent_std,
                     "tuning_share": loop.tuning_seconds / max(loop.seconds, 1e-9),
                     "updates": loop.updates,
-                    "updates_per_second": speed * loop.learner.updates_per_iteration,
+                    "updates_per_second": (loop.updates - loop.learner.updates_in(began_at)) / (now - began),
                     "evaluation_seconds": time.perf_counter() - begun,
                 }
                 if math.isnan(mse):  # the method has no reconstructions

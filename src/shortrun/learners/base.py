@@ -28,7 +28,7 @@ def compile_pays(config: TrainConfig) -> bool:
     """Whether compiling is asked for, or the run is long enough to earn back the half minute that it may take."""
     if config.compile != "auto":
         return config.compile == "on"
-    updates = math.inf if config.iterations is None else config.iterations * config.learn_last
+    updates = math.inf if config.iterations is None else config.updates_in(config.iterations)
     minutes = math.inf if config.minutes is None else config.minutes
     return minutes >= COMPILE_FROM_MINUTES and updates >= COMPILE_FROM_UPDATES
 
@@ -77,7 +77,6 @@ class Learner:
     methods that do it in another way override the class methods.
     """
 
-    updates_per_iteration = 1
     caution = 1.0
     """Share of the scheduled learning rate that the method dares to use at the moment."""
     no_dynamics: str | None = None
@@ -164,6 +163,10 @@ class Learner:
         self.last_tuning: dict[str, Any] | None = None
         self.spread: tuple[float, ...] = ()
         """Width of each layer of latents for samples, where it is not that of the prior."""
+
+    def updates_in(self, iterations: int) -> int:
+        """Updates of the generator in the first so many iterations."""
+        return iterations
 
     def tell(self, text: str) -> None:
         self.say(text)

@@ -19,7 +19,7 @@ from shortrun.config import ModelConfig, TrainConfig
 from shortrun.langevin import Langevin
 from shortrun.learners.base import Batch, Inferred, Learner, NotPossibleError, Update
 from shortrun.learners.vae import one_layer_decoder
-from shortrun.model import GaussianModel, Latents, RandomSource, standard_normal
+from shortrun.model import GaussianModel, Latents, RandomSource, fit_gaussian, standard_normal
 
 PCA_IMAGES = 5000
 TEST_STEPS, TEST_RATE = 150, 0.05
@@ -51,10 +51,9 @@ class CodeModel(GaussianModel):
 
     def fit(self, codes: Tensor) -> None:
         """``p(z) = N(mean, covariance)`` of the codes."""
-        covariance = torch.cov(codes.T.double())
-        ridge = 1e-6 * covariance.diagonal().mean() * torch.eye(len(covariance), dtype=torch.float64)
-        self.mean.copy_(codes.mean(0))
-        self.factor.copy_(torch.linalg.cholesky(covariance + ridge.to(covariance.device)))
+        mean, factor = fit_gaussian(codes)
+        self.mean.copy_(mean)
+        self.factor.copy_(factor)
 
     def sample_prior(self, n: int, generator: RandomSource = None) -> Latents:
         noise = standard_normal((n, len(self.mean)), self.mean, generator)

@@ -56,20 +56,25 @@ class ShortRun(Learner):
 
     def __init__(self, model: Any, config: TrainConfig, accelerator: Accelerator, images: Any = None) -> None:
         super().__init__(model, config, accelerator, images)
-        self.updates_per_iteration = config.learn_last
         if config.cool_down:
             shape = [min(1.0, (config.steps - k) / (config.cool_down + 1)) for k in range(config.steps)]
             self.dynamics = Langevin(config.steps, [config.step_size * share for share in shape])
         self.target_size = config.step_size
         """Where the guard may raise the step to: the tuned one, or the longest if longer was always better."""
         self.iterations = 0
-        self.moves = config.steps + 1 - config.learn_last
-        """Points of a chain before the first update."""
         own_moves = self.moves * config.batch // accelerator.num_processes
         self.evaluator = Evaluator(
             model, self.parameters, accelerator.autocast, own_moves, self.compiled,
             COMPILED_TOLERANCE[config.mixed_precision], self.tell,
         )  # fmt: skip
+
+    @property
+    def moves(self) -> int:
+        """Points of a chain before the first update, as things stand."""
+        return self.config.steps + 1 - self.config.updates_along(self.iterations)
+
+    def updates_in(self, iterations: int) -> int:
+        return self.config.updates_in(iterations)
 
     # -- one iteration --------------------------------------------------------------------------------
 
@@ -86,7 +91,7 @@ class ShortRun(Learner):
         Each process works on its share of the batch, but all draw the noise of the whole batch from generators
         in the same state, so the update does not depend on the number of processes.
         """
-        count = len(batch.x)
+        count, moves = len(batch.x), self.moves
         x, mask = self.own_batch(batch)
         start = z = self.start(batch, generator)
         sizes = self.dynamics.table(len(z)).tolist()
@@ -99,7 +104,7 @@ class ShortRun(Learner):
         before = [tensor.detach().clone() for tensor in self.weights()]
 
         def evaluate(k: int, z: Latents) -> Point:
-            return self.evaluator.move(z) if k < self.moves else self.evaluator.learn(z, ~diverged)
+            return self.evaluator.move(z) if k < moves else self.evaluator.learn(z, ~diverged)
 
         for k in range(self.config.steps + 1):
             point = evaluate(k, z)
@@ -109,13 +114,13 @@ class ShortRun(Learner):
                 # A chain that left must not touch the parameters, nor its NaNs those of others: it goes
                 # back to its start, and this point is evaluated again.
                 diverged = diverged | bad
-                early = diverged if k <= self.moves else early
+                early = diverged if k <= moves else early
                 z = tuple(
                     torch.where(bad.view(-1, *[1] * (layer.ndim - 1)), origin, layer)
                     for layer, origin in zip(z, start, strict=True)
                 )
                 point = evaluate(k, z)
-            if k >= self.moves:
+            if k >= moves:
                 used = torch.where(diverged, 0.0, -point.log_joint).sum()
                 gradients = tuple(-g for g in point.gradients)
                 loss, finite = self.descend(used, (~diverged).sum(), gradients, unit)
