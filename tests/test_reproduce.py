@@ -192,7 +192,7 @@ def test_two_jobs_at_a_time(tmp_path):
 
 
 STARTER = """
-import multiprocessing, os, sys, time
+import multiprocessing, os, time
 from concurrent.futures import ProcessPoolExecutor
 from shortrun.reproduce import _begin_worker
 

@@ -213,7 +213,7 @@ def _fid(arguments: Fid) -> None:
         "reference": f"{known.name} ({known.split})",
         "reference_checksum": known.checksum,
         "protocol": arguments.protocol,
-        "fitted": arguments.fitted,
+        "fitted": None if fitted_to is None else len(fitted_to),  # as many as there were
         "seed": arguments.seed,
         "seconds": round(time.perf_counter() - begun, 1),
     }

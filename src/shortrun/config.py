@@ -133,9 +133,10 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         problems = []
-        for name in ("batch", "learn_last", "tune_every", "evaluate_images"):
-            if getattr(self, name) < 1:
-                problems.append(f"{name} is {getattr(self, name)}; expected one or more")
+        for name in ("batch", "learn_last", "learn_last_later", "tune_every", "evaluate_images"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                problems.append(f"{name} is {value}; expected one or more")
         if not 0 <= self.cool_down < max(self.steps, 1):
             problems.append(f"cool_down is {self.cool_down}; expected less than the {self.steps} steps")
         if self.steps < 1:
@@ -144,8 +145,6 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value > self.steps + 1:
                 problems.append(f"{name} is {value}, more than the {self.steps + 1} points of a chain")
-        if self.learn_last_later is not None and self.learn_last_later < 1:
-            problems.append(f"learn_last_later is {self.learn_last_later}; expected one or more")
         if self.iterations is None and self.minutes is None:
             problems.append("neither iterations nor minutes is set: the run would never end")
         for name in ("iterations", "minutes"):

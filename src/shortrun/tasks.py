@@ -94,7 +94,9 @@ def fitted_latents(trained: Pretrained, x: Tensor, count: int, generator: torch.
     The latents of images need not follow their prior, above all after a short training: the brightness of SVHN may
     take up one direction with a hundred times the variance of the others, which no draw from the prior will reach.
     """
-    size = sum(math.prod(shape) for shape in trained.model.latent_shapes)
+    shapes = trained.model.latent_shapes
+    sizes = [math.prod(shape) for shape in shapes]
+    size = sum(sizes)
     if len(x) <= size:
         raise ValueError(
             f"a Gaussian over {size} latents cannot be fitted to {len(x)} images; expected more than {size}, better "
@@ -103,9 +105,9 @@ def fitted_latents(trained: Pretrained, x: Tensor, count: int, generator: torch.
     inferred = reconstruct(trained, x, generator)
     z = torch.cat([layer.flatten(1) for layer in inferred.z], 1)
     mean, factor = fit_gaussian(z[~inferred.divergent])
-    drawn = mean + standard_normal((count, len(mean)), mean, generator) @ factor.T
-    parts = drawn.float().to(trained.device).split([layer[0].numel() for layer in inferred.z], 1)
-    return tuple(part.view(-1, *layer.shape[1:]) for part, layer in zip(parts, inferred.z, strict=True))
+    drawn = mean + standard_normal((count, size), mean, generator) @ factor.T
+    parts = drawn.float().to(trained.device).split(sizes, 1)
+    return tuple(part.view(-1, *shape) for part, shape in zip(parts, shapes, strict=True))
 
 
 def mse_per_image(images: Tensor, x: Tensor) -> Tensor:
