@@ -92,6 +92,57 @@ PROBLEMS = [
 ]
 
 
+FAMILY_KINDS = ("tanh", "sine", "even", "fold", "bump")
+
+
+def family_member(seed: int, dimension: int) -> Problem:
+    """A random model; ``even`` and ``fold`` have posteriors with two modes or more, ``sine`` and ``bump`` often."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    kind, hidden, size = FAMILY_KINDS[seed % 5], 3, dimension + 1
+    inward, shift = normal(dimension, hidden), 0.7 * normal(hidden)
+    outward, straight = normal(hidden, size) / math.sqrt(hidden), normal(dimension, size) / math.sqrt(dimension)
+
+    def decoder(z: tuple[Tensor, ...]) -> Tensor:
+        (flat,) = z
+        units = flat @ inward + shift
+        if kind == "tanh":
+            return 1.5 * torch.tanh(units) @ outward + 0.3 * flat @ straight
+        if kind == "sine":
+            return torch.sin(1.5 * units) @ outward + 0.3 * flat @ straight
+        if kind == "even":
+            return torch.tanh(0.5 * (flat @ inward).square()) @ outward + 0.15 * flat @ straight
+        if kind == "fold":
+            return (flat.square() + 0.05).sqrt() @ straight + 0.1 * flat @ straight
+        return torch.exp(-0.5 * units.square()) @ (2 * outward)
+
+    problem = Problem(
+        f"{seed}: {kind} {dimension}-D", decoder, [(dimension,)], (0.25, 0.35, 0.5)[seed % 3], [], (6, 10, 16)[seed % 3]
+    )
+    return problem._replace(step_sizes=_grid_for_curvature(problem))
+
+
+def _grid_for_curvature(problem: Problem) -> list[float]:
+    """Nine steps from 0.06 to 2 over the mean curvature of the posterior, those that the oracle's grid can follow."""
+    x, model, count = problem.data(FAMILY_EXAMPLES), problem.model(), 256
+    z = model.sample_prior(FAMILY_EXAMPLES * count, torch.Generator().manual_seed(5))[0].requires_grad_()
+    repeated = x.repeat_interleave(count, 0)
+    log_likelihood = model.log_likelihood(repeated, (z,))
+    (slope,) = torch.autograd.grad((model.log_prior((z,)) + log_likelihood).sum(), z, create_graph=True)
+    rows = [torch.autograd.grad(slope[:, i].sum(), z, retain_graph=True)[0] for i in range(problem.dimension)]
+    steepest = -torch.linalg.eigvalsh(torch.stack(rows, 1))[:, 0].clamp_max(-1)
+    weights = torch.softmax(log_likelihood.detach().view(FAMILY_EXAMPLES, count), 1)
+    mean = float((weights * steepest.view(FAMILY_EXAMPLES, count)).sum(1).mean())
+    shortest = 0.0008 if problem.dimension == 1 else 0.006
+    return [s for s in _grid(0.06 / mean, 2 / mean, 9) if s >= shortest]
+
+
+FAMILY_EXAMPLES = 2
+
+
 class Oracle:
     """Quadrature for one problem and one observation ``x`` of shape ``(1, D)``."""
 

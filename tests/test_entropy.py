@@ -215,7 +215,7 @@ def test_gradient_of_the_end_point_estimate_against_finite_differences(entropy):
     h = 1e-6
     for k, shift in enumerate(h * torch.eye(len(base), dtype=torch.float64)):
         difference = (value(base + shift) - value(base - shift)) / (2 * h)
-        torch.testing.assert_close(gradient[k], difference, rtol=0.02, atol=0.05)
+        torch.testing.assert_close(gradient[k], difference, rtol=0.04, atol=0.05)
 
 
 def test_the_three_entropies_are_ordered():

@@ -19,7 +19,8 @@ GENERATORS = {
     "one layer": ([5], (1, 28, 28), {"channels": 4, "base": 7}),
     "three layers": ([3, 4, 6], (3, 32, 32), {"channels": 4, "base": 8}),
     "one doubling": ([3, 4], (1, 28, 20), {"channels": 6, "head_channels": 3}),
-    "no last block": ([3, 4], (3, 16, 16), {"channels": 4, "last_block": False}),
+    "last block": ([3, 4], (3, 16, 16), {"channels": 4, "last_block": True}),
+    "authors' script": ([3, 4], (3, 16, 16), {"channels": 4, "last_block": True, "activated": True}),
 }
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 

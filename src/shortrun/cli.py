@@ -21,11 +21,12 @@ from tyro.conf import Positional
 from shortrun import data, tasks
 from shortrun.config import Method, Preset, ScaleName, Target, Terms, TrainConfig, preset
 from shortrun.data import Images, Split
+from shortrun.langevin import DivergenceError
 from shortrun.masks import make_mask
 from shortrun.parallel import accelerator, processes
 from shortrun.runs import Pretrained, from_pretrained
 
-CHECKED_ERRORS = (ValueError, TypeError, OSError)
+CHECKED_ERRORS = (ValueError, TypeError, OSError, DivergenceError)
 
 
 @dataclass
@@ -54,7 +55,12 @@ class _Use:
     def load_set(self, trained: Pretrained, split: Split) -> Images:
         name = self.data_name(trained)
         sized = name.partition(":")[0] in ("celeba", "folder", "zip", "hf")
-        images = data.load(name, split, root=self.data_root, size=trained.image[1] if sized else None)
+        same = name == trained.info.get("data")  # then cut and chosen as in training
+        images = data.load(
+            name, split, root=self.data_root, size=trained.image[1] if sized else None,
+            crop=trained.info.get("crop") if same else None,
+            limit=trained.info.get("train_images") if same and split == "train" else None,
+        )  # fmt: skip
         if images.shape != trained.image:
             raise data.DataError(
                 f"{name} has images of shape {images.shape} but the model makes {trained.image} "
@@ -125,8 +131,9 @@ def _train(arguments: Train) -> None:
 def _dry_run(config: TrainConfig) -> None:
     from shortrun.learners import METHODS
     from shortrun.learners.base import Batch
+    from shortrun.train import load_training_set
 
-    images = data.load(config.data, "train", root=config.data_root, size=config.size, crop=config.crop)
+    images = load_training_set(config)
     print(images.describe())
     method = METHODS[config.method]
     model = method.build(config.model, images.shape, config.sigma[0])
@@ -487,7 +494,8 @@ class Data:
     """Folder for a picture of the first images."""
     data_root: str | None = None
     size: int | None = None
-    crop: int | None = None
+    crop: data.Crop = None
+    """Side of the centre square that is cut out before resizing, or whole (see shortrun train --help)."""
 
 
 def _data(arguments: Data) -> None:

@@ -12,6 +12,9 @@ from typing import Any, Literal
 
 import yaml
 
+from shortrun.data import Crop
+from shortrun.entropy import Entropy, Estimator
+
 Preset = Literal["smoke", "cpu", "paper", "authors-script"]
 Method = Literal["short-run", "abp", "glo", "vae", "vae-iaf", "ladder-vae", "glow"]
 # What `shortrun reproduce` can reproduce, and how large.
@@ -21,9 +24,12 @@ Target = Literal[
 ]  # fmt: skip
 ScaleName = Literal["smoke", "cpu", "paper"]
 ONE_LAYER = ("abp", "glo", "vae", "vae-iaf")
+HeadChannels = int | Literal["latent"] | None
+StepControl = Literal["follow", "tuned"]
 
 
 DECAY_FROM = 0.6  # share of a run after which the learning rate decays
+SCRIPT_EPOCH = 400  # updates in an epoch of the authors' script: 40,000 images in batches of 100
 
 
 @dataclass(frozen=True)
@@ -40,10 +46,15 @@ class ModelConfig:
     """n_f, the number of maps inside."""
     base: int | None = None
     """Height of the maps inside; by default half of that of the image."""
-    head_channels: int | None = None
-    """Width of the heads for mean and variance; by default that of the maps."""
+    head_channels: HeadChannels = None
+    """Width of the heads for mean and variance: a number, latent for the size of the latent that the head is for, or by
+    default that of the maps."""
     coordinates: Literal["noise", "latent"] = "noise"
     """Whether the dynamics runs on the noises (the authors' script) or on the latents themselves."""
+    last_block: bool = True
+    """One more block before the output, as in the authors' script; the paper's table has none."""
+    activated: bool = False
+    """GELU inside projections and heads, as in the authors' script; the paper's text names none there."""
     encoder_channels: int = 16
     """vae, vae-iaf, ladder-vae: maps of the encoder before its first halving; they double with each."""
     flows: int = 2
@@ -70,8 +81,13 @@ class TrainConfig:
     """Folder with the data sets; by default the environment variable SHORTRUN_DATA."""
     size: int | None = None
     """Side of the images, for celeba, folder, zip and hf."""
-    crop: int | None = None
-    """Side of the centre square that is cut out before resizing."""
+    crop: Crop = None
+    """Side of the centre square that is cut out before resizing; whole resizes the shorter side and then cuts out the
+    centre, as the paper does. By default folders and zips are cut to their largest square, and celeba to the face."""
+    train_images: int | None = None
+    """Learn from the first so many training images only."""
+    order: Literal["random", "epochs"] = "random"
+    """random: every batch is drawn from all images; epochs: each image once, in a new order each time."""
     method: Method = "short-run"
     """How the generator is learned."""
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -91,7 +107,21 @@ class TrainConfig:
     tune: Literal["grid", "gradient", "guard", "off"] = "grid"
     """How the step size follows the model; guard heeds its steepness alone, off keeps the step fixed."""
     tune_every: int = 100
-    """T_s: tune the step size every so many iterations (and a few times in the beginning)."""
+    """T_s: tune the step size every so many iterations."""
+    tune_images: int = 12
+    """Images that the step size is tuned on."""
+    tune_chains: int = 4
+    """Chains of each of these images; the bounds of the entropy need several."""
+    tune_deltas: tuple[float, ...] = ()
+    """tune=grid: the candidates as delta = sqrt(2 s); by default three around the present step."""
+    entropy: Entropy = "marginal"
+    """Entropy of the short run distribution: conditional is the paper's, marginal also counts the injected noise."""
+    estimator: Estimator = "endpoint"
+    """How its log-determinants are estimated: exact (a Hessian at each step), lanczos (products with it) or endpoint
+    (the curvature at the end of the chain stands for all of it)."""
+    step_control: StepControl = "follow"
+    """follow: between tunings the step follows the curvature, and iterations that drive chains away are undone. tuned,
+    the paper's Algorithm 1: the step is what was tuned, nothing else changes it, and divergence ends the run."""
     tune_per: Literal["run", "step", "layer"] = "run"
     """For tune=gradient: one step size, one per step, or one per step and layer."""
     fit_spread: bool = True
@@ -102,6 +132,12 @@ class TrainConfig:
     """m after the warm-up, if it is to be another one: fewer updates per chain see more images in as many updates."""
     learning_rates: tuple[float, ...] = (2e-3,)
     """Learning rates, each for an equal share of the run; the last share decays smoothly if decay is set."""
+    rate_changes: tuple[int, ...] = ()
+    """Iterations at which the next learning rate begins, instead of equal shares."""
+    loss: Literal["per-pixel", "log-joint", "sum-of-squares"] = "per-pixel"
+    """Unit of what the generator of short-run and abp descends: minus the mean log joint times sigma^2 / pixels, minus
+    the mean log joint (the paper's), or the sum of squares over the batch (the authors' script). Adam minds it only
+    through its epsilon."""
     decay: bool = True
     """Let the learning rate fall to a fiftieth along a cosine in the last 40 % of the run."""
     warm_up: int = 40
@@ -111,7 +147,11 @@ class TrainConfig:
     sigma: tuple[float, float] = (0.3, 0.22)
     """Observation noise at the start and after annealing."""
     anneal: float = 0.7
-    """Share of the run over which sigma is annealed."""
+    """Share of the run at which sigma has its last value."""
+    anneal_from: float = 0.0
+    """Share of the run at which annealing begins."""
+    anneal_shape: Literal["geometric", "linear"] = "geometric"
+    """How sigma falls in between."""
     kl_warm_up: float = 0.0
     """vae, vae-iaf, ladder-vae: share of the run over which the weight of the KL term rises from 0 to 1."""
     code_rate: float = 1.0
@@ -133,7 +173,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         problems = []
-        for name in ("batch", "learn_last", "learn_last_later", "tune_every", "evaluate_images"):
+        for name in ("batch", "learn_last", "learn_last_later", "tune_every", "tune_images", "tune_chains",
+                     "train_images", "evaluate_images"):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 problems.append(f"{name} is {value}; expected one or more")
@@ -145,6 +186,20 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value > self.steps + 1:
                 problems.append(f"{name} is {value}, more than the {self.steps + 1} points of a chain")
+        if self.rate_changes and (
+            len(self.rate_changes) != len(self.learning_rates) - 1
+            or list(self.rate_changes) != sorted(self.rate_changes)
+        ):
+            problems.append(
+                f"rate_changes is {self.rate_changes}; expected one iteration, in rising order, between two of the "
+                f"{len(self.learning_rates)} learning_rates"
+            )
+        if self.tune_deltas and min(self.tune_deltas) <= 0:
+            problems.append(f"tune_deltas is {self.tune_deltas}; expected positive numbers")
+        if not 0 <= self.anneal_from <= self.anneal:
+            problems.append(f"anneal_from is {self.anneal_from}; expected between 0 and anneal ({self.anneal})")
+        if self.entropy == "averaged" and self.estimator != "exact":
+            problems.append(f"entropy averaged needs the estimator exact, not {self.estimator}")
         if self.iterations is None and self.minutes is None:
             problems.append("neither iterations nor minutes is set: the run would never end")
         for name in ("iterations", "minutes"):
@@ -183,8 +238,9 @@ class TrainConfig:
         if unknown:
             raise ValueError(f"{path} has unknown settings: {', '.join(sorted(unknown))}")
         values["model"] = model_from_plain(values["model"])
-        for name in ("learning_rates", "betas", "sigma"):
-            values[name] = tuple(values[name])
+        for name in ("learning_rates", "rate_changes", "tune_deltas", "betas", "sigma"):
+            if name in values:  # older runs lack some
+                values[name] = tuple(values[name])
         return cls(**values)
 
 
@@ -213,7 +269,8 @@ def preset(name: Preset, data: str, method: Method = "short-run") -> TrainConfig
     """
     if name not in ("smoke", "cpu", "paper", "authors-script"):
         raise ValueError(f"preset is {name!r}; accepted: smoke, cpu, paper, authors-script")
-    grey = data.partition(":")[0] in ("embedded", "mnist")
+    kind = data.partition(":")[0]
+    grey = kind in ("embedded", "mnist")
     if name == "smoke":
         model = ModelConfig(
             latent_sizes=(4, 8), channels=8, base=7 if grey else 8, encoder_channels=4, flow_width=8, levels=2, depth=2,
@@ -229,15 +286,27 @@ def preset(name: Preset, data: str, method: Method = "short-run") -> TrainConfig
         )
         config = TrainConfig(data=data, model=model, minutes=10.0)
     else:
-        model = ModelConfig(latent_sizes=(64, 64, 64, 96, 128), channels=64, head_channels=96, encoder_channels=64)
+        # docs/networks.md says where each number comes from, and what was chosen where the text is silent.
+        model = ModelConfig(
+            latent_sizes=(64, 64, 64, 96, 128), channels=64, head_channels="latent", last_block=False,
+            encoder_channels=64,
+        )  # fmt: skip
         config = TrainConfig(
-            data=data, model=model, iterations=300_000, minutes=None, batch=100, steps=25, step_size=0.00125,
-            cool_down=0, fit_spread=False, learn_last=1, learning_rates=(1e-4, 5e-5, 1e-5), decay=False, warm_up=0,
-            betas=(0.9, 0.999), sigma=(0.3, 0.15), tune_every=1000, evaluate_every=1000, evaluate_images=1000,
-            checkpoint_every=1000,
+            data=data, crop="whole" if kind in ("celeba", "folder", "zip", "hf") else None, model=model,
+            iterations=300_000, minutes=None, batch=100, steps=25, step_size=0.05**2 / 2, cool_down=0,
+            tune_every=3000, tune_images=4, tune_chains=1, tune_deltas=tuple(i / 100 for i in range(1, 16)),
+            entropy="conditional", estimator="exact", step_control="tuned", fit_spread=False, learn_last=1,
+            learning_rates=(1e-4, 5e-5, 1e-5), loss="log-joint", decay=False, warm_up=0, betas=(0.9, 0.999),
+            sigma=(0.25, 0.15), anneal_from=5 * SCRIPT_EPOCH / 300_000, anneal=1.0, anneal_shape="linear",
+            evaluate_every=1000, evaluate_images=1000, checkpoint_every=1000,
         )  # fmt: skip
         if name == "authors-script":
-            config = replace(config, learning_rates=(8e-5,), betas=(0.5, 0.999), tune="off")
+            config = replace(
+                config, model=replace(model, last_block=True, activated=True), seed=2, train_images=40_000,
+                order="epochs", iterations=601 * SCRIPT_EPOCH, tune="off", loss="sum-of-squares",
+                learning_rates=(8e-5, 4e-5, 2e-5, 1e-5), betas=(0.5, 0.999), sigma=(0.15, 0.15), anneal_from=0.0,
+                rate_changes=(50 * SCRIPT_EPOCH, 100 * SCRIPT_EPOCH, 300 * SCRIPT_EPOCH),
+            )  # fmt: skip
     return config if method == "short-run" else _baseline(config, name, method)
 
 

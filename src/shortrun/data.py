@@ -16,7 +16,7 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from torch import Tensor
 from shortrun.scenes import scenes
 
 Split = Literal["train", "test"]
+Crop = int | Literal["whole"] | None
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 # Sets of at least so many files are decoded into the cache folder.
 CACHED_FROM = 20_000
@@ -102,7 +103,8 @@ def load(
     *,
     root: str | Path | None = None,
     size: int | None = None,
-    crop: int | None = None,
+    crop: Crop = None,
+    limit: int | None = None,
 ) -> Images:
     """Load images by name.
 
@@ -111,7 +113,9 @@ def load(
             ``celeba``, ``folder:PATH``, ``zip:PATH``, ``npz:PATH``, ``hf:NAME``.
         root: folder with the data sets; by default the environment variable ``SHORTRUN_DATA``.
         size: side of the square that images are resized to.
-        crop: side of the square that is cut from the centre before resizing.
+        crop: side of the square that is cut from the centre before resizing, by default the largest (celeba: the
+            face); or ``"whole"``: the shorter side is resized to ``size`` first, then the centre is cut out.
+        limit: take the first so many images only.
     """
     kind, _, rest = name.partition(":")
     if split not in ("train", "test"):
@@ -125,7 +129,7 @@ def load(
     elif kind in ("mnist", "svhn", "celeba"):
         folder = _root(kind, root)
         if kind == "celeba":
-            return _celeba(folder, split, size or 32, crop)
+            return _celeba(folder, split, size or 32, crop, limit)
         images = _mnist(folder, split) if kind == "mnist" else _svhn(folder, split)
     elif kind in ("folder", "zip"):
         path = Path(rest).expanduser()
@@ -133,18 +137,18 @@ def load(
             raise DataError(
                 f"{path} does not exist; expected a {'folder' if kind == 'folder' else 'zip file'} of images"
             )
-        return _from_files(name, path, split, size or 32, crop, _last_tenth)
+        return _from_files(name, path, split, size or 32, crop, _last_tenth, limit=limit)
     elif kind == "npz":
         images = _npz(Path(rest).expanduser(), name, split)
     elif kind == "hf":
-        return _hub(rest, name, split, size or 32, crop)
+        return _hub(rest, name, split, size or 32, crop, limit)
     else:
         raise DataError(f"data is {name!r}; accepted: {NAMES}")
     if size is not None and images.shape[1:] != (size, size):
         raise DataError(
             f"{name} has images of {images.shape[1]}x{images.shape[2]} and is used as it is; leave out the size"
         )
-    return images
+    return images if limit is None else replace(images, array=images.array[:limit])
 
 
 # --- the sets by name ------------------------------------------------------------------------------
@@ -224,7 +228,7 @@ def _svhn(folder: Path, split: Split) -> Images:
     return Images(torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))), "svhn", split)
 
 
-def _celeba(folder: Path, split: Split, size: int, crop: int | None) -> Images:
+def _celeba(folder: Path, split: Split, size: int, crop: Crop, limit: int | None) -> Images:
     """The published partition if its file is there; else the last 1,000 files by name are the test split."""
     places = [folder / "img_align_celeba", folder / "img_align_celeba.zip"]
     place = next((place for place in places if place.exists()), None)
@@ -236,7 +240,9 @@ def _celeba(folder: Path, split: Split, size: int, crop: int | None) -> Images:
         wanted = "0" if split == "train" else "2"  # 1 is the validation part
         rows = (line.split() for line in partition.read_text().splitlines() if line.strip())
         members = {name for name, part in rows if part == wanted}
-    return _from_files(f"celeba-{size}", place, split, size, crop, _last_thousand, crop_share=70 / 89, members=members)
+    return _from_files(
+        f"celeba-{size}", place, split, size, crop, _last_thousand, crop_share=70 / 89, members=members, limit=limit
+    )
 
 
 def _last_thousand(count: int) -> int:
@@ -270,10 +276,11 @@ def _from_files(
     path: Path,
     split: Split,
     size: int,
-    crop: int | None,
+    crop: Crop,
     held_out: Callable[[int], int],
     crop_share: float = 1.0,
     members: set[str] | None = None,
+    limit: int | None = None,
 ) -> Images:
     """The last files by name are the test split, unless ``members`` names those of this one; a single image is both."""
     files = _open_files(path)
@@ -286,6 +293,7 @@ def _from_files(
     elif len(files) > 1:
         count = held_out(len(files))
         files = files[:-count] if split == "train" else files[-count:]
+    files = files[:limit]
     stat = path.stat()
     key = [str(path.resolve()), stat.st_size, stat.st_mtime_ns, size, crop, crop_share, [label for label, _ in files]]
     images = [(label, _decode(opener)) for label, opener in files]
@@ -306,7 +314,7 @@ def _stack(
     images: Sequence[tuple[str, Callable[[], Any]]],
     split: Split,
     size: int,
-    crop: int | None,
+    crop: Crop,
     crop_share: float = 1.0,
     key: Any = None,
 ) -> Images:
@@ -337,7 +345,7 @@ def _decode_all(
     images: Sequence[tuple[str, Callable[[], Any]]],
     split: Split,
     size: int,
-    crop: int | None,
+    crop: Crop,
     crop_share: float,
     allocate: Callable[..., Tensor],
 ) -> Images:
@@ -361,22 +369,33 @@ def _decode_all(
         except Exception as error:
             skipped.append(f"{label} (unreadable: {error})")
             continue
-        side = crop if crop is not None else round(min(image.size) * crop_share)
+        side = crop if isinstance(crop, int) else round(min(image.size) * crop_share)
         if side > min(image.size):
             skipped.append(f"{label} ({image.size[0]}x{image.size[1]}, smaller than the crop of {side})")
             continue
         if array is None:
             grey = image.mode in ("1", "L", "LA", "I", "I;16")
             array = allocate(len(images), 1 if grey else 3, size, size, dtype=torch.uint8)
-        left, top = (image.width - side) // 2, (image.height - side) // 2
         image = image.convert("L" if array.shape[1] == 1 else "RGB")
-        image = image.crop((left, top, left + side, top + side)).resize((size, size), resample=3)
+        if crop == "whole":
+            image = _shorter_side(image, size)
+        else:
+            left, top = (image.width - side) // 2, (image.height - side) // 2
+            image = image.crop((left, top, left + side, top + side)).resize((size, size), resample=3)
         pixels = torch.from_numpy(np.asarray(image).copy())
         array[used] = pixels[None] if array.shape[1] == 1 else pixels.permute(2, 0, 1)
         used += 1
     if array is None:
         raise DataError(f"none of the {len(images)} images of {name} could be used: {'; '.join(skipped[:3])}")
     return Images(array[:used], name, split, tuple(skipped))
+
+
+def _shorter_side(image: Any, size: int) -> Any:
+    """Resize (bilinear) so that the shorter side is ``size``, then cut out the centre, rounding as torchvision does."""
+    short = min(image.size)
+    width, height = (int(size * side / short) for side in image.size)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image.resize((width, height), resample=2).crop((left, top, left + size, top + size))
 
 
 def _npz(path: Path, name: str, split: Split) -> Images:
@@ -400,7 +419,7 @@ def _npz(path: Path, name: str, split: Split) -> Images:
     return Images(images.contiguous(), name, split)
 
 
-def _hub(hub_name: str, name: str, split: Split, size: int, crop: int | None) -> Images:
+def _hub(hub_name: str, name: str, split: Split, size: int, crop: Crop, limit: int | None) -> Images:
     try:
         import datasets
     except ImportError:
@@ -416,4 +435,6 @@ def _hub(hub_name: str, name: str, split: Split, size: int, crop: int | None) ->
         (f"row {i}", lambda i=i: table[i][column])  # type: ignore[misc]
         for i in range(len(table))
     ]
-    return _stack(name, rows, split, size, crop, key=[hub_name, getattr(table, "_fingerprint", ""), size, crop])
+    rows = rows[:limit]
+    key = [hub_name, getattr(table, "_fingerprint", ""), size, crop, limit]
+    return _stack(name, rows, split, size, crop, key=key)

@@ -27,6 +27,7 @@ With one step size per layer, ``s`` is a vector, ``A_k = I + diag(s) H`` and ``2
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -42,23 +43,32 @@ Estimator = Literal["exact", "lanczos", "endpoint"]
 # Hessians are built from blocks of about this many rows (chains x columns): large enough to keep the
 # processor busy, small enough to bound the memory whatever the number of latents.
 HESSIAN_ROWS = 1024
-# Krylov steps that find the top eigenvalue for the stability guard.
-GUARD_DEPTH = 12
+# Krylov steps that find the top eigenvalue for the stability of the chains.
+STABILITY_DEPTH = 8
+# Matrix-free estimators: eigenvalues of -s H above DEFLATE_CURVATURE, and those of C_K above DEFLATE_COVARIANCE, are
+# found one by one. Beyond them log|1 + t| has its singularity at t = -1, or C_K has the many orders of magnitude of
+# unstable directions, which no quadrature with a few nodes can follow; below them a few nodes are plenty.
+DEFLATE_CURVATURE, DEFLATE_COVARIANCE = 0.5, 2.0
+CONVERGED = 1e-3  # residual of an eigenvector that counts as found, relative to the threshold
+PRECISION = 1e-6  # of its eigenvalue, relative to the threshold
+GROWTH = 6  # Krylov steps that are added at a time
 
 
 class ChainRun(NamedTuple):
-    """The end of each chain, with what its way there did to volume. All but ``z`` have shape ``(n,)``."""
+    """The end of each chain, with what its way there did to volume; of shape ``(n,)`` but for the first two."""
 
     z: Tensor
     """``z_K``, flat, shape ``(n, d)``."""
+    centre: Tensor
+    """``z_{K-1} + s R(z_{K-1})``, shape ``(n, d)``: given the chain so far, ``z_K`` is N(centre, 2 s I)."""
     log_joint: Tensor
     """``log p(x, z_K)``."""
     log_volume: Tensor
     """``sum_k log|det A_k|`` or ``1/2 (logdet C_K - logdet C_0)``: entropy gained since the start."""
     probe_variance: Tensor
-    """Variance of ``log_volume`` that comes from the random probes; zero for the exact estimator."""
+    """Squared error of ``log_volume`` due to the probes and their Krylov spaces; zero for the exact estimator."""
     stability: Tensor
-    """Largest ``s * lambda_max`` along the chain, ``lambda_max`` the top eigenvalue of ``-H``."""
+    """``s * lambda_max`` at ``z_K``: see :func:`stability`."""
     divergent: Tensor
     """Whether the chain diverged (see :func:`shortrun.langevin.is_divergent`)."""
     start_log_prior: Tensor
@@ -84,11 +94,10 @@ def run_chains(
         noise: whether noise is injected.
         marginal: follow the covariance instead of the determinant of the noise-given map.
         estimator: ``"exact"``, ``"lanczos"`` or ``"endpoint"``.
-        probes, depth: random vectors and Krylov steps of the matrix-free estimators.
+        probes, depth: random vectors and the first number of Krylov steps of the matrix-free estimators.
     """
     z = target.flatten(target.start)
-    layer_sizes = torch.tensor(target.sizes, device=z.device)
-    sizes = table.to(z).repeat_interleave(layer_sizes, dim=1)
+    sizes = flat_sizes(target, table)
     # The probes have a generator of their own: both estimators then see the same chains.
     probe_generator = _probe_generator(generator, z.device)
     with torch.no_grad():
@@ -96,29 +105,62 @@ def run_chains(
         start_log_joint = target.flat_log_joint(z)
     target.check_start(start_log_joint)
     covariance = _start_covariance(target, z) if marginal else None
+    drawn: list[Tensor] = [torch.zeros_like(z)]
+    best = start_log_joint
 
     def draw(like: Tensor) -> Tensor:
-        return target.noise(like, generator) if noise else torch.zeros_like(like)
+        drawn[0] = target.noise(like, generator) if noise else torch.zeros_like(like)
+        return drawn[0]
+
+    def follow(log_joint: Tensor) -> None:
+        nonlocal best
+        best = torch.fmax(best, log_joint.detach())
 
     chain: _Chain
     if estimator == "exact":
-        chain = _run_exact(target, z, sizes, draw, noise, covariance, probe_generator)
+        chain = _run_exact(target, z, sizes, draw, follow, noise, covariance)
     elif estimator == "endpoint":
-        chain = _run_endpoint(target, z, sizes, draw, noise, covariance, probe_generator, probes, depth)
+        chain = _run_endpoint(target, z, sizes, draw, follow, noise, covariance, probe_generator, probes, depth)
     else:
-        chain = _run_lanczos(target, z, sizes, draw, noise, covariance, probe_generator, probes, depth)
+        chain = _run_lanczos(target, z, sizes, draw, follow, noise, covariance, probe_generator, probes, depth)
     with torch.set_grad_enabled(sizes.requires_grad):
         log_joint = target.flat_log_joint(chain.z)
+        centre = chain.z if not len(sizes) else chain.z - (2 * sizes[-1]).sqrt() * drawn[0]
+    follow(log_joint)
     finite = chain.z.isfinite().all(1) & chain.log_volume.isfinite()
-    divergent = is_divergent(log_joint.detach(), start_log_joint, target.dimension) | ~finite
-    return ChainRun(log_joint=log_joint, divergent=divergent, start_log_prior=start_log_prior, **chain._asdict())
+    divergent = is_divergent(log_joint.detach(), best, target.dimension) | ~finite
+    probe = _rademacher(tuple(z.shape), z, probe_generator)
+    return ChainRun(
+        chain.z, centre, log_joint, chain.log_volume, chain.probe_variance,
+        stability(target, chain.z.detach(), sizes.detach(), probe), divergent, start_log_prior,
+    )  # fmt: skip
+
+
+def flat_sizes(target: Target, table: Tensor) -> Tensor:
+    """Step sizes ``(K, layers)`` as ``(K, d)``."""
+    layer_sizes = torch.tensor(target.sizes, device=target.x.device)
+    return table.to(target.start[0]).repeat_interleave(layer_sizes, dim=1)
+
+
+def stability(target: Target, z: Tensor, sizes: Tensor, probe: Tensor) -> Tensor:
+    """``s * lambda_max`` of each chain, shape ``(n,)``: how long the steps are for the curvature where the chain ends.
+
+    The largest eigenvalue of ``-S^(1/2) H(z) S^(1/2)`` with ``S = diag(s)``, ``s`` the longest step of the schedule in
+    each coordinate; ``z`` is ``z_K``, ``sizes`` has shape ``(K, d)``. A linear model is stable below 2. Tuners and
+    training hold the same number against the same limit, that of :class:`shortrun.tune.Guard`.
+    """
+    if not len(sizes):
+        return torch.zeros(len(z), dtype=z.dtype, device=z.device)
+    root = sizes.amax(0).sqrt()
+    point, _, drift = _differentiable_gradient(target.flat_log_joint, z)
+    krylov = lanczos(lambda v: root * _products(drift, point, root * v).detach(), probe[None], STABILITY_DEPTH)
+    return -krylov.nodes[0, :, 0].to(z)
 
 
 class _Chain(NamedTuple):
     z: Tensor
     log_volume: Tensor
     probe_variance: Tensor
-    stability: Tensor
 
 
 class _StartCovariance(NamedTuple):
@@ -169,13 +211,14 @@ def _move(z: Tensor, drift: Tensor, s: Tensor, eps: Tensor) -> Tensor:
 # --- exact: one Hessian per step -------------------------------------------------------------------
 
 
-def _differentiable_gradient(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor]:
-    """``z`` as a point that can be differentiated at, and the gradient there with its graph."""
+def _differentiable_gradient(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``z`` as a point that can be differentiated at, the value and the gradient there with its graph."""
     if not (torch.is_grad_enabled() and z.requires_grad):
         z = z.detach().requires_grad_()
     with torch.enable_grad():
-        (gradient,) = torch.autograd.grad(function(z).sum(), z, create_graph=True)
-    return z, gradient
+        value = function(z)
+        (gradient,) = torch.autograd.grad(value.sum(), z, create_graph=True)
+    return z, value.detach(), gradient
 
 
 def _products(gradient: Tensor, z: Tensor, vectors: Tensor, create_graph: bool = False) -> Tensor:
@@ -187,14 +230,20 @@ def _products(gradient: Tensor, z: Tensor, vectors: Tensor, create_graph: bool =
     )[0]
 
 
-def gradient_and_hessian(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor]:
+def gradient_and_hessian(
+    function: Callable[[Tensor], Tensor], z: Tensor, follow: Callable[[Tensor], None] | None = None
+) -> tuple[Tensor, Tensor]:
     """Gradient ``(n, d)`` and Hessian ``(n, d, d)`` of ``function: (n, d) -> (n,)``, row by row its own.
+
+    ``follow`` is told the values.
 
     In a ``torch.enable_grad`` block, with ``z`` requiring a gradient, both can be differentiated further.
     """
     create_graph = torch.is_grad_enabled() and z.requires_grad
     n, d = z.shape
-    z, gradient = _differentiable_gradient(function, z)
+    z, value, gradient = _differentiable_gradient(function, z)
+    if follow is not None:
+        follow(value)
     columns = torch.eye(d, dtype=z.dtype, device=z.device)
     blocks = [
         _products(gradient, z, block[:, None].expand(-1, n, -1), create_graph)
@@ -235,20 +284,19 @@ def _run_exact(
     z: Tensor,
     sizes: Tensor,
     draw: Callable[[Tensor], Tensor],
+    follow: Callable[[Tensor], None],
     noise: bool,
     covariance: _StartCovariance | None,
-    probe_generator: torch.Generator,
 ) -> _Chain:
     n, d = z.shape
     eye = torch.eye(d, dtype=torch.float64, device=z.device)
-    start = _rademacher((1, n, d), z, probe_generator)
     if covariance is None:
         state = torch.zeros(n, dtype=torch.float64, device=z.device)  # sum of log|det A_k|
     else:
         state = eye.expand(n, d, d) if covariance.matrix is None else covariance.matrix  # C_k
 
-    def advance(z: Tensor, state: Tensor, s: Tensor, eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        drift, hessian = gradient_and_hessian(target.flat_log_joint, z)
+    def advance(z: Tensor, state: Tensor, s: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
+        drift, hessian = gradient_and_hessian(target.flat_log_joint, z, follow)
         a = eye + s.double()[:, None] * hessian.double()
         if covariance is None:
             state = state + torch.linalg.slogdet(a)[1]
@@ -256,44 +304,21 @@ def _run_exact(
             state = a @ state @ a.mT
             if noise:
                 state = state + torch.diag(2 * s.double())
-        stability = _largest_curvature(hessian.detach(), s.detach(), start)
-        return _move(z, drift, s, eps), state, stability
+        return _move(z, drift, s, eps), state
 
-    stability = torch.zeros(n, dtype=z.dtype, device=z.device)
     for s in sizes:
         arguments = (z, state, s, draw(z.detach()))
-        if sizes.requires_grad:
-            z, state, top = _Recompute.apply(advance, *arguments)
-        else:
-            z, state, top = advance(*arguments)
-        stability = torch.maximum(stability, top.detach())
+        z, state = _Recompute.apply(advance, *arguments) if sizes.requires_grad else advance(*arguments)
     if covariance is not None:
         state = 0.5 * (torch.linalg.slogdet(state)[1] - covariance.logdet)
-    return _Chain(z, state.to(z), torch.zeros_like(stability), stability)
-
-
-def _largest_curvature(hessian: Tensor, s: Tensor, start: Tensor) -> Tensor:
-    """Top eigenvalue of ``-S^(1/2) H S^(1/2)``, ``S = diag(s)``, by a few Krylov steps; shape ``(n,)``."""
-    root = s.sqrt()
-    scaled = root[:, None] * hessian * root
-    krylov = lanczos(lambda v: (scaled @ v[..., None])[..., 0], start, GUARD_DEPTH)
-    return -krylov.nodes[..., 0].amin(0)
-
-
-def top_curvature(target: Target, z: Tensor, probe: Tensor, depth: int = 6) -> Tensor:
-    """Largest eigenvalue of minus the Hessian of the log joint at ``z``, shape ``(n,)``.
-
-    By ``depth`` Krylov steps from ``probe``, which has the shape ``(n, d)`` of ``z``.
-    """
-    point, drift = _differentiable_gradient(target.flat_log_joint, z)
-    return -lanczos(lambda v: _products(drift, point, v), probe[None], depth).nodes[0, :, 0]
+    return _Chain(z, state.to(z), torch.zeros_like(z[:, 0]).detach())
 
 
 # --- matrix-free: Lanczos quadrature with Hessian-vector products ----------------------------------
 
 
 class Krylov(NamedTuple):
-    """``basis^T M basis = T``, its eigenvalues and the first row of its eigenvectors."""
+    """``basis^T M basis = T``, its eigenvalues and eigenvectors."""
 
     basis: Tensor
     """Orthonormal, shape ``(m, p, n, d)``; the first one is the probe, normalised."""
@@ -303,6 +328,8 @@ class Krylov(NamedTuple):
     """Eigenvectors of T in columns, shape ``(p, n, m, m)``."""
     scale: Tensor
     """Squared length of the probe, shape ``(p, n)``."""
+    residuals: Tensor
+    """``|M y - node y|`` of the vectors ``y`` in the space that belong to the nodes, shape ``(p, n, m)``."""
 
     def trace(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         """``v^T f(M) v``, by Gauss quadrature; shape ``(p, n)``. Its mean over probes is ``tr f(M)``."""
@@ -316,36 +343,134 @@ class Krylov(NamedTuple):
         return torch.einsum("pnm,mpnd->pnd", coordinates.to(self.basis), self.basis)
 
 
+class KrylovSpace:
+    """``span(v, M v, M^2 v, ..)`` of a symmetric operator, from ``start`` of shape ``(p, n, d)``; it can grow."""
+
+    def __init__(self, matvec: Callable[[Tensor], Tensor], start: Tensor) -> None:
+        self.matvec, self.dimension = matvec, start.shape[-1]
+        self.scale = start.square().sum(-1)
+        self.next = start / torch.where(self.scale > 0, self.scale.sqrt(), torch.inf)[..., None]
+        self.basis: list[Tensor] = []
+        self.diagonal: list[Tensor] = []
+        self.side: list[Tensor] = []
+
+    def grow(self, depth: int) -> KrylovSpace:
+        """To ``depth`` dimensions, or as many as there are."""
+        while len(self.basis) < min(depth, self.dimension):
+            self.basis.append(self.next)
+            product = self.matvec(self.next)
+            self.diagonal.append((product * self.next).sum(-1))
+            stacked = torch.stack(self.basis)
+            for _ in range(2):  # twice is enough for orthogonality to rounding error
+                overlap = (stacked * product).sum(-1, keepdim=True)
+                product = product - (overlap * stacked).sum(0)
+            length = product.norm(dim=-1)
+            # An exhausted Krylov space leaves rounding noise: cut it off, its quadrature weight is zero.
+            length = torch.where(length > 1e-6 * self.diagonal[0].abs().clamp_min(1e-20), length, 0.0)
+            self.side.append(length)
+            self.next = product / torch.where(length > 0, length, torch.inf)[..., None]
+        return self
+
+    def summary(self, depth: int | None = None) -> Krylov:
+        """Eigenvalues and eigenvectors within the first ``depth`` dimensions, by default all."""
+        depth = len(self.basis) if depth is None else depth
+        tridiagonal = torch.diag_embed(torch.stack(self.diagonal[:depth], -1).double())
+        if depth > 1:
+            side = torch.stack(self.side[: depth - 1], -1).double()
+            tridiagonal = tridiagonal + torch.diag_embed(side, 1) + torch.diag_embed(side, -1)
+        broken = ~tridiagonal.isfinite().all(-1).all(-1)
+        nodes, vectors = torch.linalg.eigh(torch.where(broken[..., None, None], 0.0, tridiagonal))
+        nodes = torch.where(broken[..., None], torch.nan, nodes)
+        residuals = self.side[depth - 1].double()[..., None] * vectors[..., -1, :].abs()
+        if depth == self.dimension:
+            residuals = torch.zeros_like(residuals)
+        return Krylov(torch.stack(self.basis[:depth]), nodes, vectors, self.scale.double(), residuals)
+
+
 def lanczos(matvec: Callable[[Tensor], Tensor], start: Tensor, depth: int) -> Krylov:
     """``depth`` Krylov steps of a symmetric operator from ``start`` of shape ``(p, n, d)``."""
-    depth = min(depth, start.shape[-1])
-    scale = start.square().sum(-1)
-    vector = start / scale.sqrt()[..., None]
-    basis: list[Tensor] = []
-    diagonal, off_diagonal = [], []
-    for j in range(depth):
-        basis.append(vector)
-        product = matvec(vector)
-        diagonal.append((product * vector).sum(-1))
-        if j == depth - 1:
+    return KrylovSpace(matvec, start).grow(depth).summary()
+
+
+class LogTrace(NamedTuple):
+    """An estimate of ``tr f(M)``, and what is needed to differentiate it."""
+
+    value: Tensor
+    """Shape ``(n,)``."""
+    variance: Tensor
+    """Of the value, over probes; shape ``(n,)``."""
+    bias: Tensor
+    """What deeper Krylov spaces may still change, shape ``(n,)``. Errors of several steps of a chain add up."""
+    left: Callable[[Callable[[Tensor], Tensor]], Tensor]
+    """``g -> g(M) w`` for the vectors ``w`` of ``right``, shape ``(q, n, d)``, weighted so that
+    ``sum_q (g(M) w)^T X w`` estimates ``tr g(M) X``."""
+    right: Tensor
+    """Vectors ``w``, shape ``(q, n, d)``."""
+
+
+def log_trace(
+    matvec: Callable[[Tensor], Tensor],
+    function: Callable[[Tensor], Tensor],
+    probes: Tensor,
+    start: Tensor,
+    beyond: float,
+    depth: int,
+) -> LogTrace:
+    """``tr f(M)`` of a symmetric operator whose eigenvalues above ``beyond`` are where ``f`` is hard to follow.
+
+    These eigenvalues are at the end of the spectrum, where Krylov spaces find them first. A space grows from ``start``
+    of shape ``(n, d)`` until each of its eigenvectors above ``beyond`` has converged; they count exactly. What is left
+    is Gauss quadrature with ``probes`` ``(p, n, d)`` that have no part in these directions (Hutchinson), with Krylov
+    spaces of ``depth`` dimensions or more, until growing no longer matters beside the spread over probes. Neither
+    needs more than d products, after which everything is exact.
+    """
+    dimension = start.shape[-1]
+    space, reach = KrylovSpace(matvec, start[None]), depth
+    while True:
+        krylov = space.grow(reach).summary()
+        found = krylov.nodes > beyond
+        if reach >= dimension or not (found & (krylov.residuals > CONVERGED * beyond)).any():
             break
-        stacked = torch.stack(basis)
-        for _ in range(2):  # twice is enough for orthogonality to rounding error
-            overlap = (stacked * product).sum(-1, keepdim=True)
-            product = product - (overlap * stacked).sum(0)
-        length = product.norm(dim=-1)
-        # An exhausted Krylov space leaves rounding noise: cut it off, its quadrature weight is zero.
-        length = torch.where(length > 1e-6 * diagonal[0].abs().clamp_min(1e-20), length, 0.0)
-        off_diagonal.append(length)
-        vector = product / torch.where(length > 0, length, torch.inf)[..., None]
-    tridiagonal = torch.diag_embed(torch.stack(diagonal, -1).double())
-    if off_diagonal:
-        side = torch.stack(off_diagonal, -1).double()
-        tridiagonal = tridiagonal + torch.diag_embed(side, 1) + torch.diag_embed(side, -1)
-    broken = ~tridiagonal.isfinite().all(-1).all(-1)
-    nodes, vectors = torch.linalg.eigh(torch.where(broken[..., None, None], 0.0, tridiagonal))
-    nodes = torch.where(broken[..., None], torch.nan, nodes)
-    return Krylov(torch.stack(basis), nodes, vectors, scale.double())
+        reach += GROWTH
+    found = (found & (krylov.residuals <= CONVERGED * beyond))[0]  # (n, m)
+    columns = found.any(0)
+    found, nodes = found[:, columns], krylov.nodes[0][:, columns]
+    # eigenvectors as (q, n, d), zero where a chain has fewer of them than others
+    vectors = torch.einsum("nmq,mnd->qnd", krylov.vectors[0][..., columns].to(start), krylov.basis[:, 0])
+    vectors = vectors * found.T[..., None].to(vectors)
+
+    def without(v: Tensor) -> Tensor:
+        return v - torch.einsum("qnd,pnq->pnd", vectors, torch.einsum("qnd,pnd->pnq", vectors, v))
+
+    rest = without(probes)
+    spaces = KrylovSpace(lambda v: without(matvec(v)), rest)
+    reach = min(depth, dimension)
+    spaces.grow(reach)
+    while True:
+        traces = spaces.summary().trace(function)
+        before = spaces.summary(max(1, reach - 2)).trace(function)
+        mean, variance = _probe_mean(traces)
+        change = (traces - before).mean(0)
+        settled = change.square() <= 0.01 * variance.nan_to_num(nan=math.inf) + 1e-6
+        if reach >= dimension or bool((settled | ~change.isfinite()).all()):
+            break
+        reach = min(reach + GROWTH, dimension)
+        spaces.grow(reach)
+    known = torch.where(found, nodes, 0.0)
+    at_nodes = torch.where(found, function(known), 0.0)
+    # An eigenvalue is known to about the square of its residual; near a singularity of f that matters.
+    around = [function(known + sign * PRECISION * beyond) - at_nodes for sign in (-1, 1)]
+    unsure = torch.where(found, torch.stack(around).abs().amax(0), 0.0).sum(1)
+    # Rounding errors of the largest eigenvalue drown eigenvalues that are smaller by more than the precision.
+    largest = known.abs().amax(1) if nodes.shape[1] else torch.zeros_like(unsure)
+    drowned = largest * torch.finfo(start.dtype).eps * dimension > 1e-2 * beyond
+    bias = torch.where(drowned, torch.inf, change.abs() + unsure).detach()
+
+    def left(slope: Callable[[Tensor], Tensor]) -> Tensor:
+        top = torch.where(found, slope(torch.where(found, nodes, 0.0)), 0.0).T[..., None].to(vectors) * vectors
+        return torch.cat([top, spaces.summary().apply(slope) / len(probes)])
+
+    return LogTrace(at_nodes.sum(1) + mean, variance.detach(), bias, left, torch.cat([vectors, rest]))
 
 
 def _log_abs(values: Tensor) -> Tensor:
@@ -373,56 +498,52 @@ def _run_lanczos(
     z: Tensor,
     sizes: Tensor,
     draw: Callable[[Tensor], Tensor],
+    follow: Callable[[Tensor], None],
     noise: bool,
     covariance: _StartCovariance | None,
     probe_generator: torch.Generator,
     probes: int,
     depth: int,
 ) -> _Chain:
-    """As :func:`_run_exact`, with products ``H v`` alone.
+    """As :func:`_run_exact`, with products ``H v`` alone: :func:`log_trace` says how.
 
-    Values are Gauss quadratures of ``v^T log|M| v``. Derivatives in the step sizes use
-    ``d log|det M| = E[(M^-1 v)^T dM v]``, with ``M^-1 v`` from the same Krylov space: one more product
-    that is differentiated, instead of the derivative of eigenvalues.
+    Derivatives in the step sizes use ``d log|det M| = tr(M^-1 dM)``, with ``M^-1`` from the same Krylov spaces: one
+    more product that is differentiated, instead of the derivative of eigenvalues.
     """
     n, d = z.shape
     wants_gradient = sizes.requires_grad
     total = torch.zeros(n, dtype=torch.float64, device=z.device)
-    variance = torch.zeros_like(total)
-    stability = torch.zeros(n, dtype=z.dtype, device=z.device)
+    variance, bias = torch.zeros_like(total), torch.zeros_like(total)
     path: list[Tensor] = []
     for s in sizes:
         eps = draw(z.detach())
-        path.append(z)
         with torch.set_grad_enabled(wants_gradient):
-            z, drift = _differentiable_gradient(target.flat_log_joint, z)
-            path[-1] = z
-            root = s.detach().sqrt()
-
-            def scaled_product(v: Tensor, z: Tensor = z, drift: Tensor = drift, root: Tensor = root) -> Tensor:
-                return root * _products(drift, z, root * v)
-
-            count = probes if covariance is None else 1
-            v = _rademacher((count, n, d), z, probe_generator)
-            krylov = lanczos(scaled_product, v, depth if covariance is None else GUARD_DEPTH // 2)
-            stability = torch.maximum(stability, -krylov.nodes[..., 0].amin(0).to(stability))
+            z, value, drift = _differentiable_gradient(target.flat_log_joint, z)
+            follow(value)
+            path.append(z)
             if covariance is None:
-                mean, spread = _probe_mean(krylov.trace(lambda t: _log_abs(1 + t)))
+                root = s.detach().sqrt()
+
+                def steepness(v: Tensor, z: Tensor = z, drift: Tensor = drift, root: Tensor = root) -> Tensor:
+                    return -root * _products(drift, z, root * v)
+
+                v = _rademacher((probes + 1, n, d), z, probe_generator)
+                found = log_trace(steepness, lambda t: _log_abs(1 - t), v[1:], v[0], DEFLATE_CURVATURE, depth)
+                step = found.value
                 if wants_gradient:
-                    # log|det(I + S H)|: pair S^(1/2) (I + S^(1/2) H S^(1/2))^-1 v with H S^(1/2) v
-                    left = krylov.apply(lambda t: _inverse(1 + t)) / root
-                    right = s * _products(drift, z, root * v, create_graph=True)
-                    mean = _with_gradient(mean, (left * right).sum(-1).mean(0))
-                total, variance = total + mean, variance + spread
+                    # log|det(I + S H)|: pair S^(-1/2) (I + S^(1/2) H S^(1/2))^-1 w with S H S^(1/2) w
+                    left = found.left(lambda t: _inverse(1 - t)) / root
+                    right = s * _products(drift, z, root * found.right, create_graph=True)
+                    step = _with_gradient(step, (left * right).sum((0, 2)))
+                total, variance, bias = total + step, variance + found.variance, bias + found.bias
             z = _move(z, drift, s, eps)
             if not wants_gradient:
                 z = z.detach()
     if covariance is not None:
-        total, variance = _covariance_logdet(
-            target, path, sizes, noise, covariance, _rademacher((probes, n, d), z, probe_generator), depth
-        )
+        v = _rademacher((probes + 1, n, d), z, probe_generator)
+        total, variance = _covariance_logdet(target, path, sizes, noise, covariance, v, depth)
         total, variance = 0.5 * total, 0.25 * variance
-    return _Chain(z, total.to(z), variance.to(z), stability)
+    return _Chain(z, total.to(z), (variance + bias.square()).to(z))
 
 
 def _covariance_logdet(
@@ -443,7 +564,7 @@ def _covariance_logdet(
     def downwards(v: Tensor, create_graph: bool) -> list[Tensor]:
         ways = [v]
         for z, s in zip(reversed(path), reversed(sizes), strict=True):
-            z, drift = _differentiable_gradient(target.flat_log_joint, z)
+            z, _, drift = _differentiable_gradient(target.flat_log_joint, z)
             v = v + _products(drift, z, s * v, create_graph)
             ways.append(v)
         return ways[::-1]
@@ -457,26 +578,25 @@ def _covariance_logdet(
         ways = downwards(v, False)
         u = start_product(ways[0])
         for z, s, way in zip(path, sizes, ways[1:], strict=True):
-            z, drift = _differentiable_gradient(target.flat_log_joint, z)
+            z, _, drift = _differentiable_gradient(target.flat_log_joint, z)
             u = u + s * _products(drift, z, u)
             if noise:
                 u = u + 2 * s * way
         return u
 
     with torch.no_grad():
-        krylov = lanczos(matvec, probes, depth)
-    mean, variance = _probe_mean(krylov.trace(_log_abs))
+        found = log_trace(matvec, _log_abs, probes[1:], probes[0], DEFLATE_COVARIANCE, depth)
+    value = found.value
     if sizes.requires_grad:
         with torch.enable_grad():
-            solved = krylov.apply(_inverse)
-            both = downwards(torch.cat([probes, solved]), True)
+            both = downwards(torch.cat([found.right, found.left(_inverse)]), True)
             right, left = zip(*(way.chunk(2) for way in both), strict=True)
-            form = (left[0] * start_product(right[0])).sum(-1)
+            form = (left[0] * start_product(right[0])).sum((0, 2))
             if noise:
                 for s, a, b in zip(sizes, left[1:], right[1:], strict=True):
-                    form = form + (2 * s * a * b).sum(-1)
-            mean = _with_gradient(mean, form.mean(0))
-    return mean - covariance.logdet, variance
+                    form = form + (2 * s * a * b).sum((0, 2))
+            value = _with_gradient(value, form)
+    return value - covariance.logdet, found.variance + found.bias.square()
 
 
 def _run_endpoint(
@@ -484,6 +604,7 @@ def _run_endpoint(
     z: Tensor,
     sizes: Tensor,
     draw: Callable[[Tensor], Tensor],
+    follow: Callable[[Tensor], None],
     noise: bool,
     covariance: _StartCovariance | None,
     probe_generator: torch.Generator,
@@ -493,9 +614,8 @@ def _run_endpoint(
     """The cheapest estimate: the curvature met at ``z_K`` stands for that of the whole chain.
 
     With one Hessian all matrices commute and the recursion is one of eigenvalues,
-    ``c' = (1 + s h)^2 c + 2 s``, so ``logdet C_K = tr log c_K(H)`` takes a single Lanczos quadrature instead of
-    one per step. Exact for a linear-Gaussian model; a good guide else, because a chain forgets where it came
-    from.
+    ``c' = (1 + s h)^2 c + 2 s``, so ``logdet C_K = tr log c_K(H)`` takes a single trace instead of one per step.
+    Exact for a linear-Gaussian model; a good guide else, because a chain forgets where it came from.
     """
     if (sizes != sizes[:, :1]).any():
         raise ValueError('estimator="endpoint" needs one step size for all layers')
@@ -506,14 +626,20 @@ def _run_endpoint(
     with torch.set_grad_enabled(wants_gradient):
         for s in sizes:
             eps = draw(z.detach())
-            z, drift = _differentiable_gradient(target.flat_log_joint, z)
+            z, value, drift = _differentiable_gradient(target.flat_log_joint, z)
+            follow(value)
             z = _move(z, drift if wants_gradient else drift.detach(), s, eps)
-        point, drift = _differentiable_gradient(target.flat_log_joint, z)
-    v = _rademacher((probes, n, d), z, probe_generator)
-    krylov = lanczos(lambda v: _products(drift, point, v).detach(), v, depth)
+        point, _, drift = _differentiable_gradient(target.flat_log_joint, z)
+    v = _rademacher((probes + 1, n, d), z, probe_generator)
     steps = sizes[:, 0].double()
+    longest = steps.detach().max() if len(steps) else torch.ones((), dtype=torch.float64, device=z.device)
 
-    def log_factor(curvature: Tensor) -> Tensor:
+    def steepness(v: Tensor) -> Tensor:
+        return -longest.to(v) * _products(drift, point, v).detach()
+
+    def log_factor(t: Tensor) -> Tensor:
+        """Log of the factor by which a direction of steepness ``t = -longest * h`` has become wider."""
+        curvature = -t / longest
         if covariance is None:
             return sum((_log_abs(1 + s * curvature) for s in steps), torch.zeros_like(curvature))
         spread = torch.ones_like(curvature)
@@ -521,17 +647,18 @@ def _run_endpoint(
             spread = (1 + s * curvature).square() * spread + (2 * s if noise else 0.0)
         return 0.5 * spread.log()
 
-    def slope(curvature: Tensor) -> Tensor:
+    def slope(t: Tensor) -> Tensor:
         with torch.enable_grad():
-            curvature = curvature.detach().requires_grad_()
-            return torch.autograd.grad(log_factor(curvature).sum(), curvature)[0]
+            t = t.detach().requires_grad_()
+            return torch.autograd.grad(log_factor(t).sum(), t)[0].detach()
 
-    traces = krylov.trace(log_factor)  # depends on the steps by the recursion alone, as if H stayed
-    if wants_gradient:
-        with torch.enable_grad():  # d tr f(H) = E[(f'(H) v)^T dH v]: z_K moves with the steps, and H with it
-            moved = (krylov.apply(slope) * _products(drift, point, v, create_graph=True)).sum(-1)
-            traces = traces + moved - moved.detach()
-    log_volume, variance = _probe_mean(traces)
-    top = steps.detach().max() if len(steps) else 0.0
-    stability = -top * krylov.nodes[..., 0].amin(0)
-    return _Chain(z, log_volume.to(z), variance.detach().to(z), stability.to(z))
+    with torch.set_grad_enabled(wants_gradient):
+        # its value depends on the steps by the recursion alone, as if H stayed
+        found = log_trace(steepness, log_factor, v[1:], v[0], DEFLATE_CURVATURE, depth)
+        log_volume = found.value
+        if wants_gradient:  # d tr f(H) = tr f'(H) dH: z_K moves with the steps, and H with it
+            moved = (found.left(slope) * -longest.to(z) * _products(drift, point, found.right, create_graph=True)).sum(
+                (0, 2)
+            )
+            log_volume = log_volume + moved - moved.detach()
+    return _Chain(z, log_volume.to(z), (found.variance + found.bias.square()).to(z))

@@ -15,23 +15,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shortrun.config import ModelConfig
+from shortrun.config import HeadChannels, ModelConfig
 from shortrun.model import GaussianModel, Latents, RandomSource, gaussian_log_likelihood, standard_normal
 
-LOG_VARIANCE_LIMIT = 10.0
+LOG_VARIANCE_OFFSET, LOG_VARIANCE_LIMIT = 1e-8, 10.0  # of the authors' script; the text of the paper has neither
 
 
 class Projection(nn.Module):
-    """``p_l``: a linear layer to a few maps, then a transposed convolution to ``channels`` maps."""
+    """``p_l``: a linear layer to a few maps, then a transposed convolution to ``channels`` maps.
 
-    def __init__(self, size: int, channels: int, base: tuple[int, int], maps: int = 4) -> None:
+    With ``activated`` it is that of the authors' script: GELU after each of the two, and no bias in the second.
+    """
+
+    def __init__(self, size: int, channels: int, base: tuple[int, int], maps: int = 4, activated: bool = False) -> None:
         super().__init__()
         self.shape = (maps, *base)
         self.linear = nn.Linear(size, math.prod(self.shape))
-        self.spread = nn.ConvTranspose2d(maps, channels, 5, padding=2)
+        self.spread = nn.ConvTranspose2d(maps, channels, 5, padding=2, bias=not activated)
+        self.activation = F.gelu if activated else _identity
 
     def forward(self, z: Tensor) -> Tensor:
-        return self.spread(self.linear(z.flatten(1)).view(-1, *self.shape))
+        return self.activation(self.spread(self.activation(self.linear(z.flatten(1))).view(-1, *self.shape)))
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
 
 
 class Block(nn.Module):
@@ -47,20 +55,24 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """``mu_l`` or ``sigma_l``: an unpadded convolution, then a linear layer to the size of ``z_l``."""
+    """``mu_l`` or ``sigma_l``: an unpadded convolution, then a linear layer to the size of ``z_l``.
 
-    def __init__(self, channels: int, width: int, base: tuple[int, int], size: int) -> None:
+    With ``activated``, as in the authors' script, there is a GELU between the two.
+    """
+
+    def __init__(self, channels: int, width: int, base: tuple[int, int], size: int, activated: bool = False) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels, width, 5)
         self.linear = nn.Linear(width * (base[0] - 4) * (base[1] - 4), size)
+        self.activation = F.gelu if activated else _identity
 
     def forward(self, maps: Tensor) -> Tensor:
-        return self.linear(self.conv(maps).flatten(1))
+        return self.linear(self.activation(self.conv(maps)).flatten(1))
 
 
 def as_log_variance(raw: Tensor) -> Tensor:
     """``log sigma_l^2``, positive and bounded, from what the head for the variance says."""
-    return F.softplus(raw).clamp(max=LOG_VARIANCE_LIMIT)
+    return (F.softplus(raw) + LOG_VARIANCE_OFFSET).clamp(0.0, LOG_VARIANCE_LIMIT)
 
 
 class ToImage(nn.Module):
@@ -103,7 +115,7 @@ class TopDownGenerator(nn.Module):
     r"""The paper's generator (appendix, "Model specification"), any number of layers L.
 
     .. math:: z_{l} = \mu_{l}(h_l) + \sigma_{l}(h_l) \otimes \epsilon_{l}, \qquad
-              h_l = d_l(p_l(z_{l+1})) + h_{l+1}, \qquad x = \tanh(o_0(d(h_0))) .
+              h_l = d_l(p_l(z_{l+1})) + h_{l+1}, \qquad x = \tanh(o_0(h_0)) .
 
     ``forward`` takes *noise coordinates* ``(z_L, eps_{L-1}, ..., eps_1)``, all N(0, I) a priori, as in the
     authors' script. :class:`LatentCoordinates` is the same joint distribution in ``(z_L, ..., z_1)``.
@@ -113,8 +125,12 @@ class TopDownGenerator(nn.Module):
         image: (colours, height, width).
         channels: ``n_f``.
         base: height of the maps inside; by default half of that of the image.
-        head_channels: width of the convolution in the heads for mean and variance.
-        last_block: one more deterministic block before the output, as in the authors' script.
+        head_channels: width of the convolution in the heads for mean and variance: a number, ``"latent"`` for the size
+            of the latent that the head is for, or by default that of the maps.
+        last_block: one more deterministic block before the output, as in the authors' script; the paper has none.
+        activated: GELU inside projections and heads, as in the authors' script; the paper names none there.
+
+    ``docs/networks.md`` says which network each preset has.
 
     >>> generator = TopDownGenerator([4, 8], image=(1, 28, 28), channels=8)
     >>> generator((torch.zeros(2, 4), torch.zeros(2, 8))).shape
@@ -127,8 +143,9 @@ class TopDownGenerator(nn.Module):
         image: Sequence[int],
         channels: int = 64,
         base: int | None = None,
-        head_channels: int | None = None,
-        last_block: bool = True,
+        head_channels: HeadChannels = None,
+        last_block: bool = False,
+        activated: bool = False,
     ) -> None:
         super().__init__()
         if not latent_sizes or min(latent_sizes) < 1:
@@ -136,13 +153,17 @@ class TopDownGenerator(nn.Module):
         maps, doublings = _doublings(image, base)
         if len(latent_sizes) > 1 and min(maps) < 5:
             raise ValueError(f"maps of {maps[0]}x{maps[1]} are too small for the 5x5 heads; choose a larger base")
-        width = channels if head_channels is None else head_channels
+
+        def head(size: int) -> Head:
+            width = channels if head_channels is None else size if head_channels == "latent" else head_channels
+            return Head(channels, width, maps, size, activated)
+
         self.latent_shapes = tuple((int(size),) for size in latent_sizes)
-        self.image, self.maps = tuple(image), maps
-        self.projections = nn.ModuleList(Projection(size, channels, maps) for size in latent_sizes)
+        self.image, self.maps, self.activated = tuple(image), maps, activated
+        self.projections = nn.ModuleList(Projection(size, channels, maps, 4, activated) for size in latent_sizes)
         self.blocks = nn.ModuleList(Block(channels) for _ in latent_sizes)
-        self.means = nn.ModuleList(Head(channels, width, maps, size) for size in latent_sizes[1:])
-        self.variances = nn.ModuleList(Head(channels, width, maps, size) for size in latent_sizes[1:])
+        self.means = nn.ModuleList(head(size) for size in latent_sizes[1:])
+        self.variances = nn.ModuleList(head(size) for size in latent_sizes[1:])
         self.last_block = Block(channels) if last_block else nn.Identity()
         self.to_image = ToImage(channels, image[0], doublings)
 
@@ -183,9 +204,9 @@ DOUBLING[0, 0, 3] = DOUBLING[0, 1, 1] = DOUBLING[1, 1, 2] = DOUBLING[1, 2, 0] = 
 class FrozenGenerator(nn.Module):
     """A :class:`TopDownGenerator` whose parameters stay as they are for a while: the same function, less work.
 
-    No nonlinearity stands between the two parts of a projection or of a head, so each is one matrix, and the two
-    heads of a layer share one. For the published five-layer model this leaves 57 % of the arithmetic of a
-    Langevin step. The last doubling of the maps is a 3x3 convolution that paints the four pixels of each 2x2
+    Where no nonlinearity stands between the two parts of a projection or of a head, each is one matrix, and the two
+    heads of a layer share one; the network of the authors' script has a GELU there, so it keeps its own. The last
+    doubling of the maps is a 3x3 convolution that paints the four pixels of each 2x2
     square side by side, as :meth:`arrange` puts those of an image: transposed convolutions to few colours are slow.
     """
 
@@ -201,11 +222,12 @@ class FrozenGenerator(nn.Module):
         """Fold the present parameters; the tensors stay where they are, so that compiled code stays valid."""
         source: Any = self.generator
         with torch.no_grad():
-            for i, projection in enumerate(source.projections):
-                self._keep(f"projection_{i}", *_fold_projection(projection))
-            for i, heads in enumerate(zip(source.means, source.variances, strict=True), 1):
-                weights, biases = zip(*(_fold_head(head, source.maps) for head in heads), strict=True)
-                self._keep(f"head_{i}", torch.cat(weights), torch.cat(biases))
+            if not source.activated:
+                for i, projection in enumerate(source.projections):
+                    self._keep(f"projection_{i}", *_fold_projection(projection))
+                for i, heads in enumerate(zip(source.means, source.variances, strict=True), 1):
+                    weights, biases = zip(*(_fold_head(head, source.maps) for head in heads), strict=True)
+                    self._keep(f"head_{i}", torch.cat(weights), torch.cat(biases))
             last = source.to_image.layers[-1]
             step = DOUBLING.to(last.weight)
             squares = torch.einsum("iokl,ahk,bwl->oabihw", last.weight, step, step)
@@ -227,8 +249,17 @@ class FrozenGenerator(nn.Module):
 
     def _project(self, i: int, z: Tensor) -> Tensor:
         """Maps in channels-last order, which is the order of the folded matrices."""
+        if self.generator.activated:
+            return self.generator.projections[i](z)
         height, width = self.generator.maps
         return self._linear(f"projection_{i}", z.flatten(1)).view(len(z), height, width, -1).permute(0, 3, 1, 2)
+
+    def _heads(self, i: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What the heads for mean and variance of the i-th lower latent say."""
+        if self.generator.activated:
+            return self.generator.means[i - 1](hidden), self.generator.variances[i - 1](hidden)
+        mean, raw = self._linear(f"head_{i}", hidden.permute(0, 2, 3, 1).flatten(1)).chunk(2, 1)
+        return mean, raw
 
     def arrange(self, x: Tensor) -> Tensor:
         """Pixels (n, colours, 2 h, 2 w) as (n, 4 colours, h, w), a channel for each place in a 2x2 square."""
@@ -239,7 +270,7 @@ class FrozenGenerator(nn.Module):
         source = self.generator
         hidden = source.blocks[0](self._project(0, z[0]))
         for i in range(1, len(z)):
-            mean, raw = self._linear(f"head_{i}", hidden.permute(0, 2, 3, 1).flatten(1)).chunk(2, 1)
+            mean, raw = self._heads(i, hidden)
             latent = mean + torch.exp(0.5 * as_log_variance(raw)) * z[i].flatten(1)
             hidden = source.blocks[i](self._project(i, latent)) + hidden
         hidden = source.to_image.hidden(source.last_block(hidden))
@@ -358,7 +389,10 @@ def build_model(config: ModelConfig, image: tuple[int, int, int], sigma: float) 
     """The model of a configuration, for images of shape (colours, height, width)."""
     decoder: Any
     if config.kind == "top-down":
-        decoder = TopDownGenerator(config.latent_sizes, image, config.channels, config.base, config.head_channels)
+        decoder = TopDownGenerator(
+            config.latent_sizes, image, config.channels, config.base, config.head_channels, config.last_block,
+            config.activated,
+        )  # fmt: skip
         if config.coordinates == "latent":
             return LatentCoordinates(decoder, sigma)
     elif config.kind == "hierarchical":

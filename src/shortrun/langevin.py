@@ -113,21 +113,27 @@ class Diagnostics(NamedTuple):
     gradient_norm: Tensor
     """``|grad_z log p(x, z_k)|`` over all layers."""
     divergent: Tensor
-    """Whether the chain has left for good: see :func:`is_divergent`."""
+    """Whether the chain was off its way at this point: see :func:`is_divergent`. The last row is what counts: with
+    long steps a chain may overshoot on its way and come back."""
 
 
 class DivergenceError(FloatingPointError):
     """Chains left the range of floating point numbers; a smaller step size is needed."""
 
 
-def is_divergent(log_joint: Tensor, start: Tensor, dimension: int) -> Tensor:
-    """Chains that are not finite, or lost more than ``d + 10 sqrt(d)`` nats of log joint since their start.
+def is_divergent(log_joint: Tensor, best: Tensor, dimension: int) -> Tensor:
+    """Chains that are not finite, or more than ``d + 10 sqrt(d)`` nats below ``best``, their best log joint so far.
 
-    A posterior sample lies about ``d/2`` nats below the mode of its log joint, give or take ``sqrt(d/2)``,
-    so no healthy chain, wherever it started, falls that far.
+    A posterior sample lies about ``d/2`` nats below the mode of its log joint, give or take ``sqrt(d/2)``. So a
+    chain that has arrived does not fall that far below its best, however much it gained before.
     """
-    lost = start - log_joint
+    lost = best - log_joint
     return ~(lost <= dimension + 10 * math.sqrt(dimension))
+
+
+def running_best(log_joints: Tensor) -> Tensor:
+    """The best log joint of each chain up to each of its points, shape ``(K + 1, n)``; what is not finite is none."""
+    return log_joints.nan_to_num(nan=-math.inf, posinf=-math.inf).cummax(0).values
 
 
 class Target:
@@ -376,5 +382,5 @@ def infer(
         log_joints, norms = (torch.stack(column) for column in zip(*history, strict=True))
         if not dynamics.steps:
             target.check_start(log_joint)
-        divergent = is_divergent(log_joints, log_joints[0], target.dimension)
+        divergent = is_divergent(log_joints, running_best(log_joints), target.dimension)
         return z, Diagnostics(log_joints, norms, divergent)

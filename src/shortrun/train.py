@@ -25,7 +25,7 @@ from shortrun.pictures import save_grid
 from shortrun.runs import RunError, load_checkpoint, save_checkpoint, save_pretrained
 
 PATIENCE = 20
-OFFERED_IMAGES = 16  # training images that a method gets for tuning and before evaluations; it may use fewer
+OFFERED_IMAGES = 16  # training images that a method gets before evaluations; it may use fewer
 MAX_RECOVERIES = 5
 
 
@@ -54,16 +54,29 @@ def prepare_folder(folder: Path, resume: bool) -> None:
         raise RunError(f"{folder} is not empty. Continue it with `shortrun resume {folder}`, or name another folder")
 
 
+def load_training_set(config: TrainConfig) -> data.Images:
+    return data.load(
+        config.data, "train", root=config.data_root, size=config.size, crop=config.crop, limit=config.train_images
+    )
+
+
 def schedule(config: TrainConfig, iteration: int, share: float) -> tuple[float, float]:
     """Learning rate and sigma after ``share`` of the run."""
     rates = config.learning_rates
-    rate = rates[min(int(share * len(rates)), len(rates) - 1)]
+    if config.rate_changes:
+        rate = rates[sum(iteration >= change for change in config.rate_changes)]
+    else:
+        rate = rates[min(int(share * len(rates)), len(rates) - 1)]
     if config.warm_up:
         rate *= min(1.0, (iteration + 1) / config.warm_up)
     if config.decay and share > DECAY_FROM:
         rate *= max(0.02, 0.5 * (1 + math.cos(math.pi * min(1.0, (share - DECAY_FROM) / (1 - DECAY_FROM)))))
     first, last = config.sigma
-    sigma = first * (last / first) ** min(1.0, share / config.anneal)
+    passed = 1.0
+    if share < config.anneal:
+        passed = max(0.0, (share - config.anneal_from) / (config.anneal - config.anneal_from))
+    linear = config.anneal_shape == "linear"
+    sigma = first + (last - first) * passed if linear else first * (last / first) ** passed
     return rate, sigma
 
 
@@ -74,9 +87,8 @@ class Loop:
         self.config, self.folder, self.say = config, folder, say
         self.accelerator = accelerator(config.mixed_precision)
         torch.set_flush_denormal(True)  # saturated tanh units give denormal gradients, which are slow
-        options: dict[str, Any] = {"root": config.data_root, "size": config.size, "crop": config.crop}
-        self.train_images = data.load(config.data, "train", **options)
-        self.test_images = data.load(config.data, "test", **options)
+        self.train_images = load_training_set(config)
+        self.test_images = data.load(config.data, "test", root=config.data_root, size=config.size, crop=config.crop)
         say(self.train_images.describe())
         say(self.test_images.describe())
         torch.manual_seed(config.seed)
@@ -129,6 +141,8 @@ class Loop:
         )
         info = {
             "data": self.config.data,
+            "crop": self.config.crop,
+            "train_images": self.config.train_images,
             "train_checksum": self.train_images.checksum,
             "iterations": self.iteration,
             "updates": self.updates,
@@ -197,8 +211,25 @@ class Loop:
         """How often the generator was updated."""
         return self.learner.updates_in(self.iteration)
 
+    def next_batch(self) -> Batch:
+        """The images of this iteration: drawn from all, or the next ones of an epoch."""
+        count = self.config.batch
+        if self.config.order == "random":
+            return self.draw(count, "order")
+        # Positions follow from the iteration alone, so that resuming needs nothing more than the seed.
+        total, begin = len(self.train_images), self.iteration * count
+        places = torch.arange(begin, begin + count)
+        orders = {
+            epoch: torch.randperm(total, generator=torch.Generator().manual_seed((self.config.seed << 32) + epoch))
+            for epoch in set((places // total).tolist())
+        }
+        return self.at(torch.stack([orders[place // total][place % total] for place in places.tolist()]))
+
     def draw(self, count: int, generator: str) -> Batch:
-        indices = torch.randint(len(self.train_images), (count,), generator=self.generators[generator])
+        return self.at(torch.randint(len(self.train_images), (count,), generator=self.generators[generator]))
+
+    def at(self, indices: torch.Tensor) -> Batch:
+        count = len(indices)
         x = self.train_images.batch(indices)
         if self.config.mask is None:
             return Batch(x, None, indices)
@@ -212,17 +243,13 @@ class Loop:
             group["lr"] = rate * self.rate_factor * self.learner.caution
         if self.learner.tuning_is_due(self.iteration):
             begun = time.perf_counter()
-            self.learner.tune(self.draw(OFFERED_IMAGES, "tuning"), self.generators["tuning"])
+            self.learner.tune(self.draw(self.config.tune_images, "tuning"), self.generators["tuning"])
             self.tuning_seconds += time.perf_counter() - begun
-            self.log(
-                {
-                    "event": "tuned",
-                    "step_size": self.learner.dynamics.step_size,
-                    **(self.learner.last_tuning or {}),
-                }
-            )
-        update = self.learner.update(self.draw(self.config.batch, "order"), self.share, self.generators["chains"])
-        self.patience = self.patience + 1 if update.divergent > self.config.batch / 2 else 0
+            event = "tuning failed" if self.learner.last_tuning is None else "tuned"
+            size = self.learner.dynamics.step_size
+            self.log({"event": event, "step_size": size, **(self.learner.last_tuning or {})})
+        update = self.learner.update(self.next_batch(), self.share, self.generators["chains"])
+        self.patience = self.patience + 1 if update.divergent > self.config.batch / 2 else 0  # never, if tuned
         if not update.finite:
             self.recover("the loss is not finite")
         elif self.patience > PATIENCE:

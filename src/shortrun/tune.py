@@ -10,11 +10,14 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from shortrun.entropy import Entropy, Estimator, run_chains
+from shortrun.entropy import Entropy, Estimator, flat_sizes, run_chains
 from shortrun.langevin import Langevin, Target
 from shortrun.model import LatentModel, RandomSource
 
 Per = Literal["run", "step", "layer"]
+# A mixture whose entropy changes by less nats with half of the chains (MixtureEntropy.slack) is the entropy itself: for
+# one step size, and for a whole curve, whose candidates must all be judged alike.
+TIGHT, TIGHT_CURVE = 0.1, 0.6
 
 
 class StepSizeError(ValueError):
@@ -57,6 +60,17 @@ class Estimation:
             )
 
 
+class MixtureEntropy(NamedTuple):
+    """What the last step of several chains says about their entropy: ``(batch,)`` each, infinite if nothing."""
+
+    bound: Tensor
+    """An upper bound, in expectation."""
+    estimate: Tensor
+    """The bound less what is left of its gap; good where the slack is small."""
+    slack: Tensor
+    """How much half of the chains change the bound, with the standard error of that."""
+
+
 class FreeEnergy(NamedTuple):
     """Free energy per example with what is needed to trust it; fields have shape ``(batch,)``."""
 
@@ -67,15 +81,17 @@ class FreeEnergy(NamedTuple):
     energy: Tensor
     """``E_q[-log p(x, z)]``."""
     entropy: Tensor
-    """The entropy as estimated; ``value`` is ``energy`` minus this, or minus the cap if that is smaller."""
+    """The entropy as estimated; ``value`` is ``energy`` minus this, within the bounds below."""
     cap: Tensor
     """An upper bound of the entropy, see :func:`gaussian_cap`; infinite where it does not apply."""
     cap_error: float
     """Standard error of ``cap``."""
+    mixture: MixtureEntropy
+    """Another upper bound of the entropy, in few dimensions the entropy itself: see :func:`mixture_entropy`."""
     probe_error: Tensor
     """Standard error of ``entropy`` due to the probes of the matrix-free estimator; else zero."""
     stability: Tensor
-    """Largest ``s * lambda_max`` along each chain, shape ``(batch, chains)``."""
+    """``s * lambda_max`` where each chain ends (:func:`shortrun.entropy.stability`), shape ``(batch, chains)``."""
     divergent: Tensor
     """Which chains diverged, shape ``(batch, chains)``."""
 
@@ -127,9 +143,10 @@ def free_energy_details(
         if how.entropy == "averaged":
             start = tuple(layer.repeat_interleave(how.noises, 0) for layer in target.start)
             target = Target(model, x, mask, start=start, chains=how.samples * how.noises)
+        tables = dynamics.table(len(target.sizes)) if table is None else table
         run = run_chains(
             target,
-            dynamics.table(len(target.sizes)) if table is None else table,
+            tables,
             noise=dynamics.noise,
             generator=generator,
             # Without noise the map is deterministic: the change of variables is the whole entropy.
@@ -154,10 +171,14 @@ def free_energy_details(
         per_chain = start_entropy + gain
         estimate = per_chain.mean(1)
         cap, cap_error = torch.full_like(estimate, torch.inf), 0.0
+        mixture = MixtureEntropy(*[torch.full_like(estimate, torch.inf)] * 3)
         if how.entropy == "marginal":
             cap, cap_error = gaussian_cap(run.z.view(*shape, -1))
+            if dynamics.noise and dynamics.steps:
+                variances = 2 * flat_sizes(target, tables)[-1]
+                mixture = mixture_entropy(run.z.view(*shape, -1), run.centre.view(*shape, -1), variances)
         # Three standard errors on top, so that the cap does not bite where the estimate is right.
-        value = energy.mean(1) - torch.minimum(estimate, cap + 3 * cap_error)
+        value = energy.mean(1) - _bounded(estimate, cap + 3 * cap_error, mixture)
         value = torch.where(run.z.isfinite().all(1).view(shape).all(1), value, torch.inf)
         value = torch.where(value.isnan(), torch.inf, value)
         spread = (energy - per_chain).detach()
@@ -171,6 +192,7 @@ def free_energy_details(
         estimate,
         cap,
         cap_error,
+        mixture,
         probe_error,
         run.stability.view(shape),
         run.divergent.view(shape),
@@ -203,40 +225,86 @@ def gaussian_cap(z: Tensor) -> tuple[Tensor, float]:
     return 0.5 * (dimension * math.log(2 * math.pi * math.e) + logdet - bias), error
 
 
-def mean_free_energy(details: FreeEnergy) -> Tensor:
+def mixture_entropy(z: Tensor, centres: Tensor, variances: Tensor) -> MixtureEntropy:
+    r"""The entropy of ``z_K`` from its last step alone.
+
+    Given ``z_{K-1}`` the law of ``z_K`` is exactly ``N(centre, 2 s I)``, so q is the mean of these Gaussians over all
+    chains, and their mean over the *other* chains ``c'`` of the same example is a density of its own:
+
+    .. math:: H(q) \le E\Bigl[-\log \frac1{n-1} \sum_{c' \ne c} N(z_c; \mathrm{centre}_{c'}, 2 s I)\Bigr] ,
+
+    because a cross entropy is no less than the entropy (Gibbs). It sees all modes, which a linearisation cannot. The
+    gap falls like 1/n once the Gaussians overlap, as they do in few dimensions: then half of the chains give nearly
+    the same value, and what they add is what there is to subtract. In many dimensions the bound is far off, and half of
+    the chains say so.
+
+    Args:
+        z, centres: shape ``(batch, chains, d)``.
+        variances: ``2 s`` of the last step, shape ``(d,)``.
+    """
+    count, dimension = z.shape[1:]
+    if count < 4:
+        nothing = torch.full((len(z),), torch.inf, dtype=z.dtype, device=z.device)
+        return MixtureEntropy(nothing, nothing, nothing)
+    scale = variances.sqrt()
+    squares = torch.cdist(z / scale, centres / scale).square()  # (batch, chain, other chain)
+    log_kernel = -0.5 * (squares + dimension * math.log(2 * math.pi)) - scale.log().sum()
+    itself = torch.eye(count, dtype=torch.bool, device=z.device)
+    log_kernel = log_kernel.masked_fill(itself, -torch.inf)
+    whole = math.log(count - 1) - torch.logsumexp(log_kernel, 2)
+    halves = []
+    for side in (0, 1):
+        used = torch.arange(count, device=z.device) % 2 == side
+        others = (used.sum() - used.long()).log()  # of each chain
+        halves.append(others - torch.logsumexp(log_kernel[:, :, used], 2))
+    change = torch.stack(halves).mean(0) - whole
+    slack = (change.mean(1).abs() + change.std(1) / math.sqrt(count)).detach()
+    return MixtureEntropy(whole.mean(1), whole.mean(1) - change.mean(1), slack)
+
+
+def _bounded(estimate: Tensor, cap: Tensor, mixture: MixtureEntropy, tight: float = TIGHT) -> Tensor:
+    """The entropy: that of the mixture if it is tight enough, else the estimate or the lower of its upper bounds."""
+    lowest = torch.minimum(torch.minimum(estimate, cap), mixture.bound)
+    return torch.where(mixture.slack < tight, mixture.estimate, lowest)
+
+
+def mean_free_energy(details: FreeEnergy, tight: float = TIGHT) -> Tensor:
     """The tuner's objective (paper, Eq. 20): the mean over examples, a scalar.
 
-    Here the cap is held against the mean of the estimates, where its error is smaller by the square root of
-    the number of examples, so it bites sooner than for one example alone.
+    Here the bounds are held against the mean of the estimates, where their errors are smaller by the square root of
+    the number of examples, so they bite sooner than for one example alone. ``tight`` as in :data:`TIGHT`.
     """
     if not details.value.isfinite().all():
         return details.value.mean()
     margin = details.cap_error / math.sqrt(len(details.cap))
-    entropy = torch.minimum(details.entropy.mean(), details.cap.mean() + margin)
-    return details.energy.mean() - entropy
+    mixture = MixtureEntropy(*(part.mean() for part in details.mixture))
+    return details.energy.mean() - _bounded(details.entropy.mean(), details.cap.mean() + margin, mixture, tight)
 
 
 @dataclass(frozen=True)
 class Guard:
-    """Rules out steps that are too long for the curvature they meet.
+    """Rules out steps that are too long for the curvature they meet; training holds its steps at the same limit.
 
-    A linear model is stable for ``s * lambda_max < 2``. On trained generators the best step exceeds that at
-    a few points of a few chains, so a candidate is excluded if ``s * lambda_max`` at ``quantile`` of the
-    chains is above ``limit``, or if more than the remaining share of the chains diverge.
+    A linear model is stable for ``s * lambda_max < 2``. On trained generators the best step exceeds that for
+    a few chains, so a candidate is excluded if ``s * lambda_max`` (:func:`shortrun.entropy.stability`) at ``quantile``
+    of the chains is above ``limit``, or if more than the remaining share of the chains diverge.
     """
 
-    limit: float = 3.0
+    limit: float = 2.6
     quantile: float = 0.9
 
     def measure(self, details: FreeEnergy) -> float:
         """``s * lambda_max`` at the quantile, infinite if that chain is not finite."""
         values = details.stability.flatten().nan_to_num(nan=math.inf).sort().values
-        return float(values[math.ceil(self.quantile * len(values)) - 1])
+        return float(values[max(math.ceil(self.quantile * len(values)) - 1, 0)])
 
     def excludes(self, details: FreeEnergy) -> bool:
         diverged = details.divergent.double().mean() > 1 - self.quantile
         infinite = not details.value.isfinite().all()
         return bool(diverged) or infinite or self.measure(details) > self.limit
+
+
+NO_GUARD = Guard(limit=math.inf, quantile=0.0)
 
 
 class TuneResult(NamedTuple):
@@ -284,27 +352,31 @@ def _geometric_mean(size: Any) -> float:
 class _Curve:
     """Collects candidates one by one; of the examples of all processes, if there are several."""
 
-    def __init__(self, guard: Guard, accelerator: Any = None) -> None:
-        self.guard, self.accelerator = guard, accelerator
+    def __init__(self, guard: Guard | None, accelerator: Any = None) -> None:
+        # Without a guard a candidate is excluded only if it cannot be judged: its free energy is not finite.
+        self.guard = NO_GUARD if guard is None else guard
+        self.accelerator = accelerator
         self.step_sizes: list[Any] = []
         self.rows: list[tuple[float, ...]] = []
+        self.by_mixture: list[float] = []
+        """The free energy of each candidate if its entropy is that of the mixture; NaN where that is not tight."""
 
     def add(self, step_size: Any, details: FreeEnergy) -> bool:
         """Record a candidate; true if the guard lets it pass."""
         if self.accelerator is not None and self.accelerator.num_processes > 1:
-            gathered = {
-                key: self.accelerator.gather(field.detach())
-                for key, field in details._asdict().items()
-                if isinstance(field, Tensor)
-            }
+            gather: Any = lambda field: self.accelerator.gather(field.detach())  # noqa: E731
+            gathered = {key: gather(field) for key, field in details._asdict().items() if isinstance(field, Tensor)}
+            gathered["mixture"] = MixtureEntropy(*map(gather, details.mixture))
             details = details._replace(**gathered)
         value = details.value.detach()
         error = value.std() / math.sqrt(len(value)) if len(value) > 1 else details.standard_error[0]
         excluded = self.guard.excludes(details)
         self.step_sizes.append(step_size)
+        tight = bool(details.mixture.slack.mean() < TIGHT_CURVE)
+        self.by_mixture.append(mean_free_energy(details, TIGHT_CURVE).item() if tight else math.nan)
         self.rows.append(
             (
-                mean_free_energy(details).item(),
+                mean_free_energy(details, 0.0).item(),
                 float(error),
                 self.guard.measure(details),
                 float(details.stability.nan_to_num(nan=math.inf).max()),
@@ -322,16 +394,20 @@ class _Curve:
         if self.all_excluded():
             smallest = min(range(len(self.rows)), key=lambda i: _geometric_mean(self.step_sizes[i]))
             size, measured = _geometric_mean(self.step_sizes[smallest]), self.rows[smallest][2]
-            top = size * (self.guard.limit / measured if math.isfinite(measured) else 0.01)
+            limit = min(self.guard.limit, Guard.limit)
+            top = size * (limit / measured if math.isfinite(measured) else 0.01)
             top = min(top, size / 2)
             raise StepSizeError(
                 f"all {len(self.rows)} step sizes were ruled out: even {size:.3g} has s * lambda_max "
-                f"= {measured:.3g} against a limit of {self.guard.limit:g}, with "
+                f"= {measured:.3g} against a limit of {limit:g}, with "
                 f"{int(self.rows[smallest][4])} divergent chains. Try step sizes from {top / 100:.2g} "
                 f"to {top:.2g}."
             )
         columns = torch.tensor(self.rows, dtype=torch.float64).unbind(1)
         ruled_out = columns[5].bool()
+        mixtures = torch.tensor(self.by_mixture, dtype=torch.float64)
+        if not mixtures[~ruled_out].isnan().any():  # one estimate for the whole curve
+            columns = (torch.where(mixtures.isnan(), columns[0], mixtures), *columns[1:])
         if best is None:
             best = int(torch.where(ruled_out, torch.inf, columns[0]).argmin())
         energy, error, stability, largest, divergent, _ = columns
@@ -381,7 +457,7 @@ def tune_by_grid(
     noises: int = 4,
     probes: int = 4,
     depth: int = 12,
-    guard: Guard = Guard(),
+    guard: Guard | None = Guard(),
     mask: Tensor | None = None,
     generator: RandomSource = None,
     accelerator: Any = None,
@@ -391,7 +467,7 @@ def tune_by_grid(
     Args:
         step_sizes: candidates, each in any form that :class:`Langevin` takes; by default thirteen around
             the step size of ``dynamics``.
-        guard: which candidates are excluded whatever their free energy.
+        guard: which candidates are excluded whatever their free energy; None for the bare minimum of the curve.
         accelerator: an ``accelerate.Accelerator`` if several processes share the examples, equally many each;
             all of them then come to the same choice.
 
@@ -428,7 +504,7 @@ def tune_by_gradient(
     depth: int = 12,
     iterations: int = 40,
     learning_rate: float = 0.1,
-    guard: Guard = Guard(),
+    guard: Guard | None = Guard(),
     mask: Tensor | None = None,
     generator: RandomSource = None,
     accelerator: Any = None,
@@ -477,7 +553,7 @@ def tune_by_gradient(
         size, details = evaluate(log_factor)
         if not curve.add(size, details):
             # Too long a step: go back under the limit, and forget the momentum that led here.
-            excess = min(curve.rows[-1][2] / guard.limit, 100.0)
+            excess = min(curve.rows[-1][2] / curve.guard.limit, 100.0)
             log_factor.data -= math.log(max(1.2, 1.1 * excess))
             optimiser.state.clear()
             continue
@@ -496,4 +572,5 @@ def tune_by_gradient(
     chosen = finalists.result(dynamics)
     curve.step_sizes += finalists.step_sizes
     curve.rows += finalists.rows
+    curve.by_mixture += finalists.by_mixture
     return curve.result(dynamics, len(curve.rows) - len(finalists.rows) + chosen.best)

@@ -6,6 +6,9 @@ r"""Learning with short run MCMC (paper, Sec. 4.4, Algorithm 1).
 With ``learn_last = 1`` this is the paper's algorithm: K steps, then one update from ``z_K`` (Eq. 21). With
 ``learn_last = m`` the generator is updated at each of the last m points of the chain: the backward pass of a
 Langevin step yields the gradient of the parameters for half as much again.
+
+With ``step_control = "tuned"`` the step size is Algorithm 1 to the letter: every ``tune_every`` iterations it becomes
+the minimiser of the free energy, and nothing else changes it. With ``"follow"`` it also follows the curvature in between.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from shortrun.config import DECAY_FROM, TrainConfig
-from shortrun.entropy import top_curvature
+from shortrun.entropy import flat_sizes, stability
 from shortrun.gradients import Evaluator, Point
-from shortrun.langevin import Langevin, Target, is_divergent
+from shortrun.langevin import DivergenceError, Langevin, Target, is_divergent
 from shortrun.learners.base import COMPILED_TOLERANCE, Batch, Learner, Update
 from shortrun.model import Latents, standard_normal
 from shortrun.parallel import seeded
-from shortrun.tune import Guard, StepSizeError, tune_by_gradient, tune_by_grid
+from shortrun.tune import Guard, StepSizeError, TuneResult, tune_by_gradient, tune_by_grid
 
 # Before, the generator is still so flat that the longest step looks best, and the next iterations make it steep.
 FIRST_TUNING = 40
@@ -36,19 +39,25 @@ FIRST_TUNING = 40
 # while they are smaller: the learning rate halves, and rises again by RECOVERY with each iteration that goes well.
 # While the learning rate warms up, the generator takes shape and steps are too long anyway: they are just shortened.
 MOST_DIVERGENT, SHORTER, RECOVERY, MOST_CAUTION = 0.25, 0.9, 1.03, 1 / 16
-TUNING_IMAGES = 12
-# Between tunings the step follows the curvature: every so many iterations, s * lambda_max at the 90 % quantile
-# of a few chains is led towards the limit.
+# Between tunings the step follows the curvature: every so many iterations, s * lambda_max of a few chains is led
+# towards the limit of the tuner's guard.
+GUARD = Guard()
 GUARD_EVERY = 4
 GUARD_IMAGES = 8
-GUARD_LIMIT = 2.6
 LONGEST_STEP = 0.1
+# Probes and first Krylov steps of the estimators that need them, and gradient steps of one tuning.
+PROBES, DEPTH, GRADIENT_STEPS = 2, 6, 4
+GRADIENT_STEPS_TUNED = 40
 # How much the step may change at once, down and up, in the beginning and later. It must not drop fast: a step that
 # yields to every steepness lets the generator become steeper still, because chains that hardly move leave it to the
 # decoder to amplify them; a step that stays makes steepness costly and keeps it smooth.
 FIRST_PACE, PACE, SETTLING = (0.97, 1.5), (0.995, 1.05), 100
 # Share of the past in the running average of the squared latents.
 MEMORY = 0.9
+
+
+def _scaled(dynamics: Langevin, factor: float) -> Langevin:
+    return replace(dynamics, step_size=torch.tensor(dynamics.step_size, dtype=torch.float64) * factor)
 
 
 class ShortRun(Learner):
@@ -96,21 +105,32 @@ class ShortRun(Learner):
         start = z = self.start(batch, generator)
         sizes = self.dynamics.table(len(z)).tolist()
         dimension = sum(layer[0].numel() for layer in z)
-        unit = float(self.model.sigma) ** 2 / x[0].numel()
+        unit = {
+            "per-pixel": float(self.model.sigma) ** 2 / x[0].numel(),
+            "log-joint": 1.0,
+            "sum-of-squares": 2 * float(self.model.sigma) ** 2 * count,
+        }[self.config.loss]
+        follows = self.config.step_control == "follow"
         diverged = early = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        first: Tensor | None = None
+        first = best = torch.full((len(x),), -math.inf, device=x.device)
         loss, finite = math.nan, True
         self.evaluator.begin(x, mask)
         before = [tensor.detach().clone() for tensor in self.weights()]
 
         def evaluate(k: int, z: Latents) -> Point:
-            return self.evaluator.move(z) if k < moves else self.evaluator.learn(z, ~diverged)
+            used = ~diverged if follows else torch.ones_like(diverged)
+            return self.evaluator.move(z) if k < moves else self.evaluator.learn(z, used)
 
         for k in range(self.config.steps + 1):
             point = evaluate(k, z)
-            first = point.log_joint if first is None else first
-            bad = is_divergent(point.log_joint, first, dimension)
-            if bad.any():
+            first = point.log_joint if k == 0 else first
+            best = torch.fmax(best, point.log_joint)
+            # On its way a chain may overshoot and come back, so it is lost only if it is worse than at its start; at
+            # its end, if it is worse than its best.
+            bad = is_divergent(point.log_joint, best if k == self.config.steps else first, dimension)
+            if not follows:
+                diverged = bad
+            elif bad.any():
                 # A chain that left must not touch the parameters, nor its NaNs those of others: it goes
                 # back to its start, and this point is evaluated again.
                 diverged = diverged | bad
@@ -121,9 +141,10 @@ class ShortRun(Learner):
                 )
                 point = evaluate(k, z)
             if k >= moves:
-                used = torch.where(diverged, 0.0, -point.log_joint).sum()
+                unused = diverged if follows else torch.zeros_like(diverged)
+                used = torch.where(unused, 0.0, -point.log_joint).sum()
                 gradients = tuple(-g for g in point.gradients)
-                loss, finite = self.descend(used, (~diverged).sum(), gradients, unit)
+                loss, finite = self.descend(used, (~unused).sum(), gradients, unit)
                 if not finite:
                     break
             if k < self.config.steps:
@@ -136,7 +157,11 @@ class ShortRun(Learner):
         squares = [layer[~diverged].double().square().sum() for layer in z]
         sums = self.accelerator.reduce(torch.stack([diverged.sum().double(), early.sum().double(), *squares]), "sum")
         total, before_updates = int(sums[0]), int(sums[1])
-        if finite:
+        if not follows:
+            self._stop_if_divergent(total, count, finite)
+            self.iterations += 1
+            self.keep(batch, z)
+        elif finite:
             self.iterations += 1
             warm, limit = self.iterations > self.config.warm_up, MOST_DIVERGENT * count
             if warm and total > limit >= before_updates:
@@ -158,6 +183,24 @@ class ShortRun(Learner):
                     self._follow_curvature(x, mask, z, generator, rising=not decaying)
         return Update(loss, total, finite, tuple(float(layer.detach().std()) for layer in z))
 
+    def _stop_if_divergent(self, divergent: int, count: int, finite: bool) -> None:
+        """Nothing mends a step that is as tuned: a run whose chains diverge ends, and its last checkpoint stays."""
+        if finite and divergent <= count / 2:
+            return
+        size = self._longest()
+        what = f"{divergent} of {count} chains diverged" if finite else "loss or gradients are not finite"
+        advice = (
+            "Shorter candidates (--tune-deltas), tuning more often (--tune-every), or a lower learning rate may help; "
+            "--step-control follow holds the step at what the curvature allows"
+        )
+        if self.config.tune == "off":
+            advice = "A smaller --step-size may help; --tune grid --step-control follow chooses and holds it for you"
+        raise DivergenceError(
+            f"{what} after {self.iterations} iterations with the step size s = {size:.4g} (delta = "
+            f"{math.sqrt(2 * size):.3g}), and with --step-control tuned nothing changes it. {advice}. The last "
+            "checkpoint is kept"
+        )
+
     def _follow_spread(self, mean_squares: Sequence[float]) -> None:
         """Width of the latents at the end of the chains, averaged over the last iterations.
 
@@ -171,8 +214,7 @@ class ShortRun(Learner):
     # -- the step size --------------------------------------------------------------------------------
 
     def _scale_steps(self, factor: float) -> None:
-        table = torch.tensor(self.dynamics.step_size, dtype=torch.float64) * factor
-        self.dynamics = replace(self.dynamics, step_size=table)
+        self.dynamics = _scaled(self.dynamics, factor)
 
     def _longest(self) -> float:
         return float(torch.tensor(self.dynamics.step_size, dtype=torch.float64).max())
@@ -197,64 +239,87 @@ class ShortRun(Learner):
         if len(rows):
             seen = None if mask is None else mask[own]
             target = Target(self.model, x[own], seen, start=tuple(layer[own].detach() for layer in z))
-            values[rows] = top_curvature(target, target.flatten(target.start), probes[rows]).to(values)
+            sizes = flat_sizes(target, self.dynamics.table(len(z)))
+            values[rows] = stability(target, target.flatten(target.start), sizes, probes[rows]).to(values)
         values = self.accelerator.reduce(values, "sum")
-        steepest = float(values[chosen].quantile(0.9))
+        steepest = float(values[chosen].quantile(GUARD.quantile))
         if math.isfinite(steepest) and steepest > 0:
-            size = self._longest()
             lowest, highest = FIRST_PACE if self.iterations < SETTLING else PACE
             highest = highest if rising else 1.0
-            wanted = min(self.target_size, GUARD_LIMIT / steepest)
-            self._scale_steps(min(max(wanted / size, lowest), highest))
+            wanted = min(self.target_size / self._longest(), GUARD.limit / steepest)
+            self._scale_steps(min(max(wanted, lowest), highest))
 
     def tuning_is_due(self, iteration: int) -> bool:
         if self.config.tune not in ("grid", "gradient"):
             return False
-        return iteration == FIRST_TUNING or (iteration > 0 and iteration % self.config.tune_every == 0)
+        first = iteration == FIRST_TUNING and self.config.step_control == "follow"
+        return first or (iteration > 0 and iteration % self.config.tune_every == 0)
 
     def tune(self, batch: Batch, generator: torch.Generator) -> None:
         """Step (1) of a learning iteration: minimise the free energy over the step size (paper, Eq. 20).
 
-        The grid is three steps around the present one; if the guard rules out all of them, the step is
-        shortened until one passes. If the longest one that passes is the best, longer ones may be better
-        still: then the guard alone holds the step back until the next tuning. Each process takes its share of
-        the images.
+        With ``step_control="tuned"`` that is the step from now on. Else it is what the guard leads the step to: the
+        grid is three steps around the present one; if the guard rules out all of them, shorter ones are tried, and if
+        none passes, everything stays as it was. If the longest one that passes is the best, longer ones may be better
+        still: then the guard alone holds the step back until the next tuning. Each process takes its share of the
+        images.
         """
-        wanted = TUNING_IMAGES if self.config.tune == "grid" else TUNING_IMAGES // 3
         world = self.accelerator.num_processes
-        count = max(wanted // world, 1) * world  # equal shares
+        count = max(self.config.tune_images // world, 1) * world  # equal shares
         mask = None if batch.mask is None else batch.mask[:count]
         x, mask = self.own_batch(Batch(batch.x[:count], mask, batch.indices[:count]))
         sources = self.own(seeded(generator, count))
-        before = self.dynamics
+        self.last_tuning = None
+        if self.config.step_control == "tuned":
+            result = self._search(x, mask, sources, self.dynamics, None)
+            self.dynamics = result.dynamics
+            self._remember_tuning(result)
+            return
+        tried = self.dynamics
         for _ in range(12):
             try:
-                if self.config.tune == "grid":
-                    table = torch.tensor(self.dynamics.step_size, dtype=torch.float64)
-                    result = tune_by_grid(
-                        self.model, x, self.dynamics, [(table * f).tolist() for f in (1 / 1.4, 1.0, 1.4)],
-                        estimator="endpoint", samples=1, probes=2, depth=6, guard=Guard(),
-                        mask=mask, generator=sources, accelerator=self.accelerator,
-                    )  # fmt: skip
-                else:
-                    result = tune_by_gradient(
-                        self.model, x, self.dynamics, self.config.tune_per, samples=1, probes=2, depth=6, iterations=4,
-                        estimator="lanczos" if self.config.tune_per == "layer" else "endpoint",
-                        mask=mask, generator=sources, accelerator=self.accelerator,
-                    )  # fmt: skip
+                result = self._search(x, mask, sources, tried, GUARD)
                 break
             except StepSizeError:
-                self._scale_steps(0.5)
+                tried = _scaled(tried, 0.5)
         else:
+            self.tell("tuning found no step size that is safe to use; the step stays as it is")
             return
         allowed = (~result.ruled_out).nonzero()[-1].item()
         chosen = result.dynamics
         settled = self.iterations >= SETTLING and self.config.tune == "grid"
-        self.dynamics = before if settled else chosen  # once settled, the guard leads it there slowly
+        if not settled:  # later, the guard leads it there slowly
+            self.dynamics = chosen
         size = float(torch.tensor(chosen.step_size, dtype=torch.float64).max())
         self.target_size = LONGEST_STEP if result.best == allowed else size
+        self._remember_tuning(result)
+
+    def _search(
+        self, x: Tensor, mask: Tensor | None, sources: Any, dynamics: Langevin, guard: Guard | None
+    ) -> TuneResult:
+        """The free energy over step sizes around ``dynamics``, or over the grid of the configuration."""
+        options: dict[str, Any] = {
+            "entropy": self.config.entropy, "estimator": self.config.estimator, "samples": self.config.tune_chains,
+            "probes": PROBES, "depth": DEPTH, "guard": guard, "mask": mask, "generator": sources,
+            "accelerator": self.accelerator,
+        }  # fmt: skip
+        if self.config.tune == "gradient":
+            per = self.config.tune_per
+            if per == "layer" and self.config.estimator == "endpoint":  # which knows one step size for all layers
+                options["estimator"] = "lanczos"
+            steps = GRADIENT_STEPS if self.config.step_control == "follow" else GRADIENT_STEPS_TUNED
+            return tune_by_gradient(self.model, x, dynamics, per, iterations=steps, **options)
+        deltas = self.config.tune_deltas
+        if deltas:
+            form = torch.tensor(dynamics.step_size, dtype=torch.float64)
+            candidates = [(form / form.max() * delta**2 / 2).tolist() for delta in deltas]
+        else:
+            candidates = [_scaled(dynamics, factor).step_size for factor in (1 / 1.4, 1.0, 1.4)]
+        return tune_by_grid(self.model, x, dynamics, candidates, **options)
+
+    def _remember_tuning(self, result: TuneResult) -> None:
         self.last_tuning = {
-            "chosen": chosen.step_size,
+            "chosen": result.dynamics.step_size,
             "step_sizes": result.step_sizes,
             "free_energy": result.free_energy.tolist(),
             "stability": result.stability.tolist(),
