@@ -8,7 +8,7 @@ With ``learn_last = 1`` this is the paper's algorithm: K steps, then one update 
 Langevin step yields the gradient of the parameters for half as much again.
 
 With ``step_control = "tuned"`` the step size is Algorithm 1 to the letter: every ``tune_every`` iterations it becomes
-the minimiser of the free energy, and nothing else changes it. With ``"follow"`` it also follows the curvature in between.
+the minimiser of the free energy, and nothing else changes it. With ``"follow"`` it follows the curvature in between.
 """
 
 from __future__ import annotations
