@@ -129,7 +129,8 @@ def save_objectives(
     )
     for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
         colours = plt.get_cmap("viridis")(np.linspace(0.9, 0.0, len(curves)))
-        for colour, (name, deltas, values) in zip(colours, curves, strict=True):
+        sizes = np.linspace(22, 10, len(curves))  # so that stars at the same place can be told apart
+        for colour, size, (name, deltas, values) in zip(colours, sizes, curves, strict=True):
             points = [(delta, value) for delta, value in zip(deltas, values, strict=True) if value is not None]
             if not points:
                 continue
@@ -139,10 +140,10 @@ def save_objectives(
             axis.plot(
                 [delta for delta, _ in points], above, "o-", color=colour, markersize=3, linewidth=1.3, label=label
             )
-            axis.plot([best], [0], "*", color=colour, markersize=13, clip_on=False, zorder=3)
+            axis.plot([best], [0], "*", color=colour, markersize=size, mec="white", mew=0.6, clip_on=False, zorder=3)
         axis.axvline(mark[0], color="0.6", linestyle=":", linewidth=1.3)
-        axis.text(mark[0] * 0.98, 0.02, mark[1], transform=axis.get_xaxis_transform(), ha="right", va="bottom",
-                  rotation=90, fontsize=8, color="0.4")  # fmt: skip
+        axis.text(mark[0] * 1.04, 0.97, mark[1], transform=axis.get_xaxis_transform(), ha="left", va="top",
+                  fontsize=8, color="0.4")  # fmt: skip
         axis.set_xscale("log")
         axis.set_yscale("symlog", linthresh=10)  # the lowest point is at zero
         axis.set_ylim(bottom=0)
