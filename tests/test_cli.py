@@ -10,6 +10,7 @@ from PIL import Image
 from shortrun import data, tasks
 from shortrun.cli import main
 from shortrun.config import preset
+from shortrun.demo import samples_text
 from shortrun.masks import make_mask
 from shortrun.runs import from_pretrained
 from shortrun.train import train
@@ -101,6 +102,11 @@ def test_demo_writes_a_report_that_stands_alone(tmp_path):
     assert report.count("data:image/png;base64,") == 11
     assert "src='http" not in report
     assert read(tmp_path / "demo" / "numbers.json")["images"] == 20
+    spread = from_pretrained(tmp_path / "demo" / "run").spread
+    widths = ", ".join(f"{width:.2f}" for width in spread)
+    assert len(spread) == 2
+    assert f"each layer times the width that its latents had in training ({widths}; top layer first)" in report
+    assert samples_text(()) == "Latents drawn from the prior, decoded."
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from shortrun import data, metrics, tasks
 from shortrun import published as pub
 from shortrun import reproduce as rep
 from shortrun import reproduction_report as report
+from shortrun.config import to_plain
 from shortrun.data import DataError
 from shortrun.hierarchy import FACTORS, layer_shares, train_reader
 from shortrun.scenes import GLYPH, REACH, SIZE, Factors, draw_factors, paint, scenes
@@ -24,6 +27,12 @@ SMOKE = pub.SCALES["smoke"]
 
 def place(folder, scale=SMOKE):
     return rep.Place(folder / "out", folder / "runs", "smoke", scale, quiet=True)
+
+
+def configs(here):
+    """The different settings among all cells and figures."""
+    trainings = [cell.training for cell in here.cells] + [t for models in pub.FIGURES.values() for t in models]
+    return {json.dumps(to_plain(t.config(here.scale, here.data_root))) for t in trainings}
 
 
 # --- scenes -----------------------------------------------------------------------------------------
@@ -106,7 +115,8 @@ def test_every_table_and_figure(tmp_path, monkeypatch):
         assert "mse" in row["measured"] or cell.training.method == "glow"
         assert "mse_centre" in row["measured"] or cell.training.method in ("glo", "glow")
         assert row["training"]["train_checksum"]
-        assert row["command"] == f"shortrun reproduce all --preset smoke --only '{cell.training.name}'"
+        assert row["command"] == f"shortrun reproduce all --preset smoke --only '{here.model(cell.training).name}'"
+    assert len(list((here.out / "models").iterdir())) == len(list(here.runs.iterdir())) == len(configs(here))
     for pattern in pub.PICTURES.values():
         assert list(here.out.glob(pattern))
     page, text = (here.out / "report.html").read_text(), (here.out / "report.md").read_text()
@@ -115,6 +125,9 @@ def test_every_table_and_figure(tmp_path, monkeypatch):
         "Which layer controls what",
         "order by MSE agrees",
         "MSE falls from K = 5 to 10",
+        "MSE falls with every step of L = 1, 3, 5",
+        "tuned by gradient, the step settles near 0.05",
+        "the bottom layer represents the background colour",
         "shortrun reproduce table-K",
     ):
         assert words in page
@@ -139,12 +152,63 @@ def test_every_table_and_figure(tmp_path, monkeypatch):
     elsewhere = replace(here, runs=tmp_path / "gone")  # what is measured does not need its model any more
     assert rep.reproduce("table-1", elsewhere, say=lambda text: None) == []
 
-    other = replace(here, scale=replace(SMOKE, updates=12))
-    with pytest.raises(ValueError, match=r"'updates': 6.*'updates': 12.*name another --out"):
+    other = replace(here, scale=replace(SMOKE, updates=20))
+    with pytest.raises(ValueError, match=r"'updates': 6.*'updates': 20.*name another --out"):
         rep.reproduce("table-1", other)
     other = replace(other, out=tmp_path / "other")
     failed = rep.reproduce("table-1", other, "*short-run_L=1,_equal_updates/mnist", say=lambda text: None)
     assert "other settings (iterations" in failed[0]
+
+
+def test_the_step_size_figure_compares_both_objectives(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(rep, "save_objectives", lambda path, panels, mark: drawn.update({path.name: panels}))
+    here = place(tmp_path)
+    assert rep.reproduce("figure-step-size", here, say=lambda text: None) == []
+    note = json.loads(here.drawn("figure-step-size").read_text())
+    (moment,) = note["objective"]
+    assert moment["estimator"] == "exact"
+    paper, ours = drawn["step-size-objective.png"].values()
+    assert paper == [(f"iteration {moment['iteration']}", moment["delta"], moment["conditional"])]
+    assert ours == [(f"iteration {moment['iteration']}", moment["delta"], moment["marginal"])]
+    gains = [a - b for a, b in zip(moment["conditional"], moment["marginal"], strict=True)]
+    assert min(gains) > 0  # counting the noise adds entropy,
+    assert gains == sorted(gains)  # the more the longer the steps
+    trained = here.trained(pub.STEP_SIZE_RUNS[0])
+    assert [run["tune"] for run in note["tuned"]] == ["grid"] * 3 + ["gradient"] * 3
+    assert {run["iterations"] for run in note["tuned"]} == {trained.info["iterations"]}
+    assert all(len(run["delta"]) == len(run["iteration"]) > 0 for run in note["tuned"])
+
+
+@pytest.mark.parametrize("name", pub.SCALES)
+def test_no_model_is_planned_twice(tmp_path, monkeypatch, name):
+    """Models with the same settings are one, whatever they are called, and every cell finds its result."""
+    here = rep.Place(tmp_path / "out", tmp_path / "runs", name, pub.SCALES[name], fid=False)
+    trained = []
+
+    def pretend(place, training):
+        trained.append(training)
+        note = {
+            "budget": place.budget,
+            "measured": {"mse": 1.0, "mse_centre": 1.0},
+            "training": {},
+            "command": "",
+            "machine": "",
+        }
+        rep.write_json(place.result(training), note)
+        return "done"
+
+    monkeypatch.setattr(rep, "do_model", pretend)
+    monkeypatch.setattr(rep, "do_figure", lambda place, figure: "drawn")
+    monkeypatch.setattr(rep.Place, "load", lambda *arguments: None)
+    assert rep.reproduce("all", here, say=lambda text: None) == []
+    planned = {json.dumps(to_plain(training.config(here.scale, None))) for training in trained}
+    assert len(trained) == len(planned) == len(configs(here))
+    assert [row.cell for row in report.finished(here)] == here.cells
+    assert all(here.result(training).is_file() for models in pub.FIGURES.values() for training in models)
+    assert len(list((here.out / "models").iterdir())) == len(planned)
+    lines = (here.out / "table-1.csv").read_text().splitlines()
+    assert len(lines) == 1 + sum(cell.target == "table-1" for cell in here.cells)
 
 
 @pytest.mark.parametrize("originals", [True, False])
@@ -188,7 +252,12 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path, monkeypatch):
 def test_two_jobs_at_a_time(tmp_path):
     here = replace(place(tmp_path), jobs=2)
     assert rep.reproduce("table-2", here, "*/vae*/svhn", say=lambda text: None) == []
-    assert [row.cell.row for row in report.finished(here)] == ["ladder-vae L=1", "vae", "vae-iaf"]
+    assert [row.cell.row for row in report.finished(here)] == [
+        "ladder-vae L=1",
+        "ladder-vae L=1, equal updates",
+        "vae",
+        "vae-iaf",
+    ]
 
 
 STARTER = """
@@ -266,22 +335,88 @@ def test_published_settings_reach_the_runs(tmp_path):
 
 def test_the_order_of_methods_is_compared_pair_by_pair():
     def row(name, paper, measured):
-        cell = pub.Cell("table", name, "data", pub.Training("data"), {"mse": paper})
-        return report.Row(cell, {"measured": {"mse": measured}})
+        training = pub.Training("data")
+        cell = pub.Cell("table", name, "data", training, {"mse": paper})
+        return report.Row(cell, {"measured": {"mse": measured}}, training)
 
     rows = [row("a", 1.0, 5.0), row("b", 2.0, 6.0), row("c", 3.0, 5.5), row("d", None, 1.0), row("e", 3.0, None)]
     assert report.agreement(rows, "mse") == (3, 2, ["b before c"])
 
 
+def finished_row(training, mse, model=None):
+    return report.Row(pub.Cell("table", "", "", training, {}), {"measured": {"mse": mse}}, model or training)
+
+
 def test_claims_are_held_against_the_numbers():
     def row(steps, mse):
-        training = pub.Training("celeba", layers=5, steps=steps, equal="updates")
-        return report.Row(pub.Cell("table-K", "", "", training, {}), {"measured": {"mse": mse}})
+        return finished_row(pub.Training("celeba", layers=5, steps=steps, equal="updates"), mse)
 
     assert report.claims([row(5, 0.03), row(10, 0.02), row(25, 0.025), row(400, 0.01)]) == [
         ("celeba: MSE falls from K = 5 to 10", "0.0300 > 0.0200", "yes"),
-        ("celeba: MSE falls from K = 10 to 25", "0.0200, 0.0250", "no"),
+        ("celeba: MSE falls from K = 10 to 25", "0.0200 < 0.0250", "no"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("errors", "numbers", "holds"),
+    [((0.03, 0.02, 0.01), "0.0300 > 0.0200 > 0.0100", "yes"), ((0.03, 0.01, 0.02), "0.0300 > 0.0100 < 0.0200", "no")],
+)
+def test_an_order_over_layers_means_every_step(errors, numbers, holds):
+    by_minutes = [pub.Training("mnist", layers=layers) for layers in (1, 3, 5)]
+    rows = [finished_row(training, error) for training, error in zip(by_minutes, errors, strict=True)]
+    expected = [("mnist, equal minutes: MSE falls with every step of L = 1, 3, 5", numbers, holds)]
+    assert report.claims(rows) == expected
+    for row in list(rows):  # the same models under another name are no further claim
+        other = replace(row.cell.training, equal="updates")
+        rows.append(finished_row(other, row.result["measured"]["mse"], row.model))
+    assert report.claims(rows) == expected
+
+
+def test_claims_of_the_step_size_figure():
+    def run(tune, seed, *late):
+        deltas = [0.5, 0.3, 0.2, 0.1, *late]  # what comes before the last third does not count
+        return {"tune": tune, "seed": seed, "iterations": 60, "iteration": [10, 20, 30, 40, 50, 60], "delta": deltas}
+
+    grid, gradient = report.step_size_claims(
+        [run("grid", 0, 0.045, 0.05), run("grid", 1, 0.05, 0.055), run("gradient", 0, 0.05, 0.05),
+         run("gradient", 1, 0.04, 0.06), run("gradient", 2, 0.11, 0.12)]
+    )  # fmt: skip
+    assert "the step settles near 0.05" in grid[0]
+    assert "last third" in grid[0]
+    assert grid[1:] == ("seed 0: 0.045 to 0.050, settled; seed 1: 0.050 to 0.055, settled", "yes")
+    seeds = "seed 0: 0.050 to 0.050, settled; seed 1: 0.040 to 0.060, not settled; seed 2: 0.110 to 0.120, settled"
+    assert gradient[1:] == (seeds, "no")
+
+
+def test_claims_of_the_hierarchy_figure():
+    name = pub.SCENES_HIERARCHY.name
+    digit, structure, colour = (
+        dict(zip(FACTORS, shares, strict=True)) for shares in ((0.9, 0.2, 0.1, 0), (0.1, 0.9, 0.8, 0), (0, 0, 0, 0.7))
+    )
+
+    def verdicts(*layers):
+        return [verdict for _, _, verdict in report.hierarchy_claims({name: list(layers)})]
+
+    assert verdicts(structure, digit, colour) == ["yes", "yes", "yes"]
+    assert verdicts(colour, digit, structure) == ["no", "yes", "no"]
+    background = report.hierarchy_claims({name: [structure, digit, colour]})[0]
+    assert background[0].startswith("scenes, independent layers: the bottom layer represents the background colour")
+    assert background[1] == "background 0.00, 0.00, 0.70 (z_3, z_2, z_1)"
+    assert report.hierarchy_claims({}) == []
+
+
+def test_the_committed_report_is_that_of_the_committed_numbers(tmp_path):
+    committed = Path(__file__).parents[1] / "results" / "cpu"
+    out = tmp_path / "cpu"
+    shutil.copytree(committed, out)
+    here = rep.Place(out, tmp_path / "none", "cpu", pub.SCALES["cpu"], jobs=2, originals=False)
+    report.write_report(here, {})
+    for path in [committed / "report.md", *committed.glob("*.csv")]:
+        assert (out / path.name).read_bytes() == path.read_bytes(), path.name
+    held = [*report.claims(report.finished(here)), *report.figure_claims(here)]
+    count = f"{sum(verdict == 'yes' for *_, verdict in held)} of {len(held)}"
+    assert f"{count} hold at this size." in (out / "report.md").read_text()
+    assert f"{count} of the paper's conclusions" in " ".join((committed.parents[1] / "README.md").read_text().split())
 
 
 def test_factors_are_independent_and_cover_their_range():

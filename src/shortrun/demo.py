@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def demo(folder: Path, minutes: float = 3.0, seed: int = 0, smoke: bool = False)
     )  # fmt: skip
     images = tasks.sample(trained, 60, generator)
     save_grid(
-        add("samples.png", "Samples", "Latents drawn from the prior, decoded."),
+        add("samples.png", "Samples", samples_text(trained.spread)),
         [("", row) for row in images.split(10)],
     )
     for i, name in enumerate(MASKS):
@@ -81,7 +82,7 @@ def demo(folder: Path, minutes: float = 3.0, seed: int = 0, smoke: bool = False)
         changed = tasks.traverse(trained, z, layer, 9, generator)
         save_grid(
             add(f"traverse_layer_{level}.png", f"Only layer z_{level} changes",
-                "The inferred digit on the left; then this layer is drawn anew nine times, the others stay."),
+                "The inferred digit on the left; then this layer is freshly drawn nine times, the others stay."),
             [("", torch.cat([inferred.images[i : i + 1], changed[:, i]])) for i in range(4)],
         )  # fmt: skip
 
@@ -126,6 +127,17 @@ def demo(folder: Path, minutes: float = 3.0, seed: int = 0, smoke: bool = False)
     print(json.dumps(numbers, indent=1))
     print(f"wrote {folder / 'report.html'}")
     return numbers
+
+
+def samples_text(spread: Sequence[float]) -> str:
+    """Which latents the samples are made of; ``spread`` is the width of each layer, if it is not that of the prior."""
+    if not spread:
+        return "Latents drawn from the prior, decoded."
+    widths = ", ".join(f"{width:.2f}" for width in spread)
+    return (
+        f"Latents drawn from the prior, each layer times the width that its latents had in training ({widths}; top "
+        "layer first), decoded."
+    )
 
 
 def write_report(

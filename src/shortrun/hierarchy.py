@@ -1,6 +1,6 @@
 r"""Which layer of latents controls what: measured on images with known causes (paper, Sec. 5.4, made a number).
 
-One layer is drawn anew from the prior while the others stay, and a small network reads from the images how much each
+One layer is freshly drawn from the prior while the others stay, and a small network reads from the images how much each
 factor of :mod:`shortrun.scenes` has changed. The share of layer l in a factor f is
 
 .. math:: \frac{E[d(f(x), f(x'))]\ \text{where $x'$ differs from $x$ in $z_l$ alone}}

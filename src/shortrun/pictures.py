@@ -115,6 +115,55 @@ def save_panels(
     plt.close(figure)
 
 
+def save_objectives(
+    path: Path,
+    panels: dict[str, list[tuple[str, Sequence[float], Sequence[float | None]]]],
+    mark: tuple[float, str],
+) -> None:
+    """Free energy over delta, one panel per objective and one curve (name, delta, nats) per moment of learning.
+
+    Stars are the lowest points; ``mark`` is a named delta.
+    """
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(5 * len(panels), 4), layout="constrained", sharey=True, squeeze=False
+    )
+    for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
+        colours = plt.get_cmap("viridis")(np.linspace(0.9, 0.0, len(curves)))
+        sizes = np.linspace(22, 10, len(curves))  # so that stars at the same place can be told apart
+        for colour, size, (name, deltas, values) in zip(colours, sizes, curves, strict=True):
+            points = [(delta, value) for delta, value in zip(deltas, values, strict=True) if value is not None]
+            if not points:
+                continue
+            best, lowest = min(points, key=lambda point: point[1])
+            above = [value - lowest for _, value in points]
+            label = f"{name}: {best:.3g}"
+            axis.plot(
+                [delta for delta, _ in points], above, "o-", color=colour, markersize=3, linewidth=1.3, label=label
+            )
+            axis.plot([best], [0], "*", color=colour, markersize=size, mec="white", mew=0.6, clip_on=False, zorder=3)
+        axis.axvline(mark[0], color="0.6", linestyle=":", linewidth=1.3)
+        axis.text(mark[0] * 1.04, 0.97, mark[1], transform=axis.get_xaxis_transform(), ha="left", va="top",
+                  fontsize=8, color="0.4")  # fmt: skip
+        axis.set_xscale("log")
+        axis.set_yscale("symlog", linthresh=10)  # the lowest point is at zero
+        axis.set_ylim(bottom=0)
+        ticks = [0.01, 0.02, 0.05, 0.1, 0.2]
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
+        axis.set_xlabel("delta")
+        above_axis = axis.secondary_xaxis("top", functions=(lambda d: d**2 / 2, lambda s: np.sqrt(2 * np.abs(s))))
+        above_axis.set_xscale("log")
+        above_axis.set_xlabel("s = delta$^2$ / 2", fontsize=8)
+        above_axis.tick_params(labelsize=8)
+        axis.set_title(title, fontsize=10)
+        axis.grid(alpha=0.25)
+        axis.legend(fontsize=8, title="lowest at delta (star)", title_fontsize=8)
+    axes[0][0].set_ylabel("nats per image above the lowest")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 def save_curve(path: Path, result: TuneResult) -> None:
     """Free energy against step size, the choice, and what the guard ruled out."""
     sizes = [float(np.max(size)) for size in result.step_sizes]

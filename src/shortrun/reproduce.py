@@ -28,16 +28,18 @@ import yaml
 from torch import Tensor
 
 from shortrun import data, hierarchy, metrics, tasks
-from shortrun.config import ScaleName, Target, preset, to_plain
+from shortrun.config import ScaleName, Target, TrainConfig, to_plain
+from shortrun.entropy import Entropy, Estimator
 from shortrun.langevin import Langevin
 from shortrun.learners.base import NotPossibleError
 from shortrun.masks import make_mask
 from shortrun.parallel import processes
-from shortrun.pictures import save_grid, save_lines
+from shortrun.pictures import save_grid, save_lines, save_objectives
 from shortrun.published import (
     FACES,
     FIGURES,
     HIERARCHIES,
+    PAPER_DELTA,
     QUIET_STEPS,
     SCALES,
     SCENES,
@@ -45,18 +47,23 @@ from shortrun.published import (
     Cell,
     Scale,
     Training,
+    planned,
     table_cells,
 )
 from shortrun.reproduction_report import show, write_report
 from shortrun.runs import Pretrained, from_pretrained, read_lines, write_json
 from shortrun.train import Loop, train
-from shortrun.tune import Guard, StepSizeError, tune_by_grid
+from shortrun.tune import Estimation, free_energy_details, mean_free_energy
 
 ENCODERS, CHAINS = ("vae", "vae-iaf", "ladder-vae"), ("short-run", "abp")
 WITH_ORIGINALS = ("figure-reconstruction", "figure-inpainting")
 FITTED_IMAGES = 1000
 """Training images whose inferred latents the law of samples is fitted to, where it is."""
 MASKS = ("lower-half", "random:0.3", "blocks:8:3")
+OBJECTIVES: dict[Entropy, str] = {
+    "conditional": "the paper's objective (conditional entropy)",
+    "marginal": "ours (marginal entropy)",
+}
 
 
 # --- models -------------------------------------------------------------------------------------------
@@ -91,19 +98,35 @@ class Place:
 
     @property
     def cells(self) -> list[Cell]:
-        """Those whose models differ at this size: with one update per chain, fewer of them are the same."""
-        along = preset(self.scale.preset, "mnist").learn_last > 1
-        return [cell for cell in table_cells() if along or not cell.training.fresh]
+        """Without the rows "more images" where fewer updates per chain are not possible: there is one already."""
+        return [c for c in table_cells() if not c.training.fresh or self.model(c.training) == c.training]
+
+    @functools.cached_property
+    def _models(self) -> dict[TrainConfig, Training]:
+        """The first planned model with each configuration."""
+        return {t.config(self.scale, self.data_root): t for t in reversed(planned())}
+
+    def model(self, training: Training) -> Training:
+        """The model that is trained: one for all planned ones that have the same configuration at this size.
+
+        For example, without a limit of minutes, methods have equal updates anyway.
+        """
+        return self._models.get(training.config(self.scale, self.data_root), training)
+
+    def models(self, figure: str) -> list[Training]:
+        """The models that a figure shows, each once."""
+        return list(dict.fromkeys(self.model(training) for training in FIGURES[figure]))
 
     def run(self, training: Training) -> Path:
-        return self.runs / training.name
+        return self.runs / self.model(training).name
 
     def result(self, training: Training) -> Path:
         """What was measured of a model, with all that is needed to repeat it."""
-        return self.out / "models" / f"{training.name}.json"
+        return self.out / "models" / f"{self.model(training).name}.json"
 
     def wants_fid(self, training: Training) -> bool:
-        shown = any(cell.with_fid for cell in table_cells() if cell.training == training)
+        model = self.model(training)
+        shown = any(self.model(cell.training) == model for cell in table_cells() if cell.with_fid)
         return shown and self.fid and self.scale.samples > 0
 
     def is_measured(self, training: Training) -> bool:
@@ -122,8 +145,8 @@ class Place:
             return False  # it shows images that are to be left out
         return bool(shown) and all(
             self.result(training).is_file()
-            and json.loads(self.result(training).read_text())["training"] == shown[training.name]
-            for training in FIGURES[figure]
+            and json.loads(self.result(training).read_text())["training"] == shown.get(training.name)
+            for training in self.models(figure)
         )
 
     def shows(self, training: Training) -> bool:
@@ -181,7 +204,7 @@ def do_training(place: Place, training: Training) -> None:
             raise ValueError(f"{folder} holds a run with other settings ({', '.join(changed)}); name another --runs")
     if (folder / "finished.json").is_file():
         return
-    watch = _Objective(folder / "objective.jsonl") if training in STEP_SIZE_RUNS and training.tune == "grid" else None
+    watch = _Objective(folder / "objective.jsonl") if place.model(training) == place.model(STEP_SIZE_RUNS[0]) else None
     outcome = train(config, folder, resume=started, quiet=place.quiet, watch=watch)
     if outcome.stopped:
         raise KeyboardInterrupt
@@ -189,23 +212,33 @@ def do_training(place: Place, training: Training) -> None:
 
 
 class _Objective:
-    """Free energy for a fixed grid of step sizes as the generator learns (paper, step size figure, right)."""
+    """Free energy for a fixed grid of step sizes as the generator learns (paper, step size figure, right).
+
+    With the paper's entropy and with ours, of the same chains.
+    """
+
+    DELTAS = tuple(0.01 * 1.5**j for j in range(9))
+    IMAGES, MOMENTS, MOST_EXACT = 8, 5, 64
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def __call__(self, loop: Loop) -> None:
-        deltas = [0.01 * 1.5**j for j in range(9)]
-        x = loop.test_images.batch(slice(0, 8)).to(loop.accelerator.device)
-        try:
-            result = tune_by_grid(
-                loop.model, x, Langevin(loop.config.steps), [d**2 / 2 for d in deltas], estimator="endpoint",
-                samples=2, guard=Guard(limit=math.inf), generator=torch.Generator().manual_seed(0),
-            )  # fmt: skip
-        except StepSizeError:
-            return
-        values = [value if math.isfinite(value) else None for value in result.free_energy.tolist()]
-        line = {"iteration": loop.iteration, "delta": deltas, "free_energy": values}
+        if loop.share < (len(read_lines(self.path)) + 1) / self.MOMENTS:
+            return  # not yet: each moment takes as long as many iterations
+        x = loop.test_images.batch(slice(0, self.IMAGES)).to(loop.accelerator.device)
+        latents = sum(math.prod(shape) for shape in loop.model.latent_shapes)
+        estimator: Estimator = "exact" if latents <= self.MOST_EXACT else "endpoint"
+        line: dict[str, Any] = {"iteration": loop.iteration, "estimator": estimator, "images": len(x)}
+        line["delta"] = self.DELTAS
+        for entropy in OBJECTIVES:
+            how = Estimation(entropy, estimator, samples=1)
+            line[entropy] = []
+            for delta in self.DELTAS:
+                generator = torch.Generator().manual_seed(0)  # the same chains each time
+                dynamics = Langevin(loop.config.steps, delta**2 / 2)
+                value = float(mean_free_energy(free_energy_details(loop.model, x, dynamics, how, generator=generator)))
+                line[entropy].append(value if math.isfinite(value) else None)
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -219,7 +252,7 @@ def describe(place: Place, training: Training, trained: Pretrained) -> dict[str,
     """What is needed to repeat the numbers of a model."""
     command = place.command("all", training.name)
     if not any(cell.training == training for cell in table_cells()):
-        command = place.command(next(name for name, models in FIGURES.items() if training in models))
+        command = place.command(next(name for name in FIGURES if training in place.models(name)))
     return {
         "command": command, "machine": machine(), "budget": place.budget, "parameters": trained.parameters,
         "training": trained.info,
@@ -338,33 +371,37 @@ def draw_hierarchy(place: Place) -> dict[str, Any]:
 
 
 def draw_step_size(place: Place) -> dict[str, Any]:
-    """The tuned step over learning, by grid and by gradient; and the objective for single step sizes."""
-    for tune in ("grid", "gradient"):
-        series = []
-        for training in STEP_SIZE_RUNS:
-            if training.tune != tune:
-                continue
-            lines = read_lines(place.run(training) / "metrics.jsonl")
-            points = [
-                (line["iteration"], math.sqrt(2 * float(torch.tensor(line["chosen"]).max())))
-                for line in lines
-                if line.get("event") == "tuned" and "chosen" in line
-            ]
-            series.append((f"seed {training.seed}", [p[0] for p in points], [p[1] for p in points]))
-        save_lines(place.out / f"step-size-{tune}.png", series, ("iteration", "delta"), f"tuned by {tune}", log_y=True)
-    lines = read_lines(place.run(STEP_SIZE_RUNS[0]) / "objective.jsonl")
-    least = [min(value for value in line["free_energy"] if value is not None) for line in lines]
-    series = []
-    for i, delta in enumerate(lines[0]["delta"] if lines else []):
+    """The tuned step over learning, by grid and by gradient; and the two objectives for single step sizes."""
+    tuned = []
+    for training in STEP_SIZE_RUNS:
         points = [
-            (line["iteration"], max(line["free_energy"][i] - best, 1.0))  # below a nat it is noise
-            for line, best in zip(lines, least, strict=True)
-            if line["free_energy"][i] is not None
+            (line["iteration"], math.sqrt(2 * float(torch.tensor(line["chosen"]).max())))
+            for line in read_lines(place.run(training) / "metrics.jsonl")
+            if line.get("event") == "tuned" and "chosen" in line
         ]
-        series.append((f"delta = {delta:.3g}", [p[0] for p in points], [p[1] for p in points]))
-    labels = ("iteration", "nats per image above the best of them")
-    save_lines(place.out / "step-size-objective.png", series, labels, "objective for single step sizes", log_y=True)
-    return {}
+        tuned.append(
+            {
+                "tune": training.tune,
+                "seed": training.seed,
+                "iterations": place.trained(training).info["iterations"],
+                "iteration": [iteration for iteration, _ in points],
+                "delta": [delta for _, delta in points],
+            }
+        )
+    for tune in ("grid", "gradient"):
+        series = [(f"seed {run['seed']}", run["iteration"], run["delta"]) for run in tuned if run["tune"] == tune]
+        labels = ("iteration", "chosen delta (s = delta^2 / 2)")
+        level = (PAPER_DELTA, f"the paper: {PAPER_DELTA}")
+        save_lines(place.out / f"step-size-{tune}.png", series, labels, f"tuned by {tune}", log_y=True, level=level)
+    moments = read_lines(place.run(STEP_SIZE_RUNS[0]) / "objective.jsonl")
+    if not moments:
+        raise ValueError(f"{place.run(STEP_SIZE_RUNS[0])} was trained without the objective; remove it to train again")
+    panels = {
+        title: [(f"iteration {line['iteration']}", line["delta"], line[entropy]) for line in moments]
+        for entropy, title in OBJECTIVES.items()
+    }
+    save_objectives(place.out / "step-size-objective.png", panels, (PAPER_DELTA, f"the paper's {PAPER_DELTA}"))
+    return {"tuned": tuned, "objective": moments}
 
 
 DRAWN: dict[str, Callable[[Place], dict[str, Any]]] = {
@@ -379,7 +416,7 @@ DRAWN: dict[str, Callable[[Place], dict[str, Any]]] = {
 def do_figure(place: Place, name: str) -> str:
     """Draw a figure, and note what it was drawn from."""
     numbers = DRAWN[name](place)
-    models = {training.name: place.trained(training).info for training in FIGURES[name]}
+    models = {training.name: place.trained(training).info for training in place.models(name)}
     note = {**numbers, "models": models, "command": place.command(name), "machine": machine()}
     write_json(place.drawn(name), note)
     return "drawn"
@@ -417,9 +454,9 @@ def reproduce(
                 f"{path} was measured with {budget}, now it is {place.budget}; name another --out, and other --runs"
             )
     undrawn = [f for f in figures if not place.is_drawn(f)]
-    wanted = {c.training for c in cells} | {t for f in figures for t in FIGURES[f]}
-    needed = [c.training for c in cells if not place.is_measured(c.training)]
-    models = list(dict.fromkeys(needed + [t for f in undrawn for t in FIGURES[f]]))
+    wanted = {place.model(c.training) for c in cells} | {t for f in figures for t in place.models(f)}
+    needed = [place.model(c.training) for c in cells if not place.is_measured(c.training)]
+    models = list(dict.fromkeys(needed + [t for f in undrawn for t in place.models(f)]))
     models.sort(key=lambda t: -t.steps * (t.size or 32) ** 2)  # the longest first: no job is left alone with it
     if len(models) < len(wanted):
         say(f"{len(wanted) - len(models)} of {len(wanted)} models are measured in {place.out}; these stay as they are")
@@ -437,7 +474,7 @@ def reproduce(
                 failed[training.name] = error
             write_report(place, failed)
     for name in undrawn:
-        missing = [t.name for t in FIGURES[name] if t.name in failed]
+        missing = [t.name for t in place.models(name) if t.name in failed]
         said, error = ("", f"needs {', '.join(missing)}") if missing else _attempt(do_figure, place, name)
         say(f"{name}: {error or said}")
         if error:
