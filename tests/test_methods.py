@@ -10,19 +10,21 @@ from accelerate import Accelerator
 from torch import nn
 
 import shortrun as sr
+from shortrun import config as settings
 from shortrun import data
 from shortrun.cli import main
 from shortrun.config import ModelConfig, preset
 from shortrun.generators import ModelError, TopDownGenerator
 from shortrun.learners import ABP, GLO, METHODS, VAE, Glow
+from shortrun.learners import glow as glow_module
 from shortrun.learners.base import Batch, NotPossibleError
 from shortrun.learners.glo import CodeModel
 from shortrun.learners.ladder_vae import LadderAutoencoder
 from shortrun.learners.vae import Autoencoder, Encoded, GaussianAutoencoder, gaussian_kl, gaussian_log_density
 from shortrun.learners.vae_iaf import FlowAutoencoder
 from shortrun.likelihood import annealed_importance, bits_per_dimension, importance_weighted
-from shortrun.runs import from_pretrained
-from shortrun.train import train
+from shortrun.runs import from_pretrained, save_pretrained
+from shortrun.train import schedule, train
 
 BASELINES = [name for name in METHODS if name != "short-run"]
 IMAGE = (1, 8, 8)
@@ -391,9 +393,10 @@ def test_glo_finds_the_code_of_an_image_it_can_make():
 
 
 @pytest.mark.parametrize("additive", [True, False])
-def test_glow_inverts_and_its_determinant_is_that_of_autograd(additive):
+@pytest.mark.parametrize("published", [True, False])
+def test_glow_inverts_and_its_determinant_is_that_of_autograd(additive, published):
     torch.manual_seed(0)
-    config = ModelConfig(levels=2, depth=2, width=6, additive=additive)
+    config = ModelConfig(levels=2, depth=2, width=6, additive=additive, published_glow=published)
     model = Glow.build(config, (1, 4, 4), 0.3).double()
     for parameter in model.parameters():  # away from the identity
         parameter.data.add_(0.1 * torch.randn(parameter.shape).double())
@@ -411,6 +414,107 @@ def test_glow_inverts_and_its_determinant_is_that_of_autograd(additive):
         torch.testing.assert_close(log_det[i], expected)
         density = sum(d.log_prob(part[i : i + 1]).sum() for d, part in zip(base, z, strict=True)) + expected
         torch.testing.assert_close(model.log_density(x[i : i + 1])[0], density)
+
+
+def small_glow():
+    """Away from its start, where all that is zero hides mistakes."""
+    torch.manual_seed(0)
+    model = Glow.build(ModelConfig(levels=2, depth=2, width=6), (1, 4, 4), 0.3).double()
+    for parameter in model.parameters():
+        parameter.data.add_(0.2 * torch.randn(parameter.shape).double())
+    return model
+
+
+def test_glow_has_a_conditional_prior_at_its_split_and_a_standard_normal_top():
+    """Density and samples against the equations with torch.distributions, from the maps before and after the split."""
+    model = small_glow()
+    x = torch.rand(3, 1, 4, 4).double() * 2 - 1
+    prior = next(module for name, module in model.named_modules() if name.endswith("prior"))
+
+    def given(stays):
+        convolved = torch.nn.functional.conv2d(stays, prior.weight, prior.bias, padding=1)
+        mean, log_sd = (convolved * torch.exp(3 * prior.log_scale)).chunk(2, 1)
+        return torch.distributions.Normal(mean, log_sd.exp())
+
+    def halves(one):
+        for flow in reversed(model.flow.flows[1]):
+            one, _ = flow.inverse(one)
+        return one.chunk(2, 1)
+
+    def top(stays):
+        for flow in reversed(model.flow.flows[0]):
+            stays, _ = flow.inverse(stays)
+        return stays
+
+    def flat(one):
+        stays, leaves = halves(one.view(1, 1, 4, 4))
+        return torch.cat([top(stays).flatten(), leaves.flatten()])
+
+    standard = torch.distributions.Normal(0.0, 1.0)
+    for i in range(3):
+        stays, leaves = halves(x[i : i + 1])
+        expected = standard.log_prob(top(stays)).sum() + given(stays).log_prob(leaves).sum()
+        expected = expected + torch.linalg.slogdet(torch.autograd.functional.jacobian(flat, x[i].flatten()))[1]
+        torch.testing.assert_close(model.log_density(x[i : i + 1])[0], expected)
+    assert given(halves(x)[0]).mean.std(0).max() > 0.01  # it does depend on the half that stays
+    noise = tuple(torch.randn(1, *shape).double() for shape in model.latent_shapes)
+    many = (noise[0].expand(4000, -1, -1, -1), torch.randn(4000, *model.latent_shapes[1]).double())
+    stays, leaves = halves(model.decode(many))
+    law = given(stays[:1])
+    torch.testing.assert_close(leaves.mean(0), law.mean[0], atol=0.06, rtol=0)
+    torch.testing.assert_close(leaves.std(0), law.stddev[0], atol=0, rtol=0.06)
+
+
+def test_glow_normalises_activations_inside_its_couplings_with_the_first_images():
+    images = data.load("embedded")
+    config = preset("smoke", "embedded", "glow")
+    torch.manual_seed(0)
+    model = Glow.build(config.model, images.shape, 0.3)
+    inputs = []
+    for module in model.modules():
+        if isinstance(module, nn.LeakyReLU):
+            module.register_forward_hook(lambda _, given, __: inputs.append(given[0]))
+    Glow(model, config, Accelerator(), images)
+    assert len(inputs) == 2 * config.model.levels * config.model.depth
+    for values in inputs:
+        torch.testing.assert_close(values.mean((0, 2, 3)), torch.zeros(values.shape[1]), atol=1e-3, rtol=0)
+        torch.testing.assert_close(values.std((0, 2, 3)), torch.ones(values.shape[1]), atol=1e-3, rtol=0)
+    inputs.clear()
+    with torch.no_grad():
+        model.log_density(images.batch(slice(0, 3)))
+    assert max(float(values.mean((0, 2, 3)).abs().max()) for values in inputs) > 0.01  # set once, then kept
+    last = [module.weight for module in model.modules() if isinstance(module, glow_module.ZeroConv)]
+    assert len(last) == 2 * 2 + 1  # one for each step, and one for the split
+    assert not any(bool(weight.any()) for weight in last)  # couplings start as the identity, the prior as N(0, I)
+
+
+def test_glow_is_saved_whole(tmp_path):
+    model = small_glow().float()
+    config = ModelConfig(levels=2, depth=2, width=6)
+    save_pretrained(model, tmp_path, method="glow", config=config, image=(1, 4, 4), dynamics=sr.Langevin())
+    x = torch.rand(2, 1, 4, 4)
+    torch.testing.assert_close(from_pretrained(tmp_path).model.log_density(x), model.log_density(x))
+
+
+OLDER = {"glow": ("published_glow",)}
+
+
+@pytest.mark.parametrize("method", OLDER)
+def test_models_saved_before_a_setting_existed_load_as_they_were(tmp_path, method):
+    torch.manual_seed(0)
+    config = preset("smoke", "embedded", method).model
+    before = replace(config, **{name: settings.BEFORE[name] for name in OLDER[method]})
+    model = METHODS[method].build(before, (1, 28, 28), 0.3)
+    save_pretrained(model, tmp_path, method=method, config=before, image=(1, 28, 28), dynamics=sr.Langevin())
+    path = tmp_path / "config.json"
+    written = json.loads(path.read_text())
+    for name in OLDER[method]:
+        del written["model"][name]
+    path.write_text(json.dumps(written))
+    again = from_pretrained(tmp_path)
+    assert again.config == before != config
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, again.model.state_dict()[key])
 
 
 def test_glow_frames_images_that_do_not_divide_and_refuses_masks():
@@ -489,5 +593,11 @@ def test_published_settings():
     assert presets["ladder-vae"].kl_warm_up > 0
     glow = presets["glow"].model
     assert (glow.levels, glow.depth, glow.width, glow.additive) == (3, 16, 512, True)
+    glow = presets["glow"]
+    assert (glow.batch, glow.learning_rates, glow.decay) == (64, (1e-3,), False)
+    # the official code: rate * min(1, images seen / (10 epochs * 50,000))
+    for iteration in (0, 999, 7811, 7812, 50_000):
+        expected = 1e-3 * min(1.0, 64 * (iteration + 1) / 500_000)
+        assert schedule(glow, iteration, 0.1)[0] == pytest.approx(expected, rel=1e-3)
     with pytest.raises(ValueError, match="authors' script has no vae"):
         preset("authors-script", "svhn", "vae")

@@ -24,6 +24,7 @@ ONE_LAYER = ("abp", "glo", "vae", "vae-iaf")
 
 
 DECAY_FROM = 0.6  # share of a run after which the learning rate decays
+GLOW_WARM_UP = math.ceil(10 * 50_000 / 64)  # ten epochs of 50,000 images (n_train of the official code), 64 at a time
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ class ModelConfig:
     """glow: maps inside a coupling."""
     additive: bool = True
     """glow: additive instead of affine coupling."""
+    published_glow: bool = True
+    """glow: conditional priors at the splits, a standard normal top and actnorm inside couplings, as in the official
+    code; models saved before have none of them."""
 
 
 @dataclass(frozen=True)
@@ -199,8 +203,12 @@ def to_plain(config: Any) -> dict[str, Any]:
     return plain(asdict(config))
 
 
+# What a model was whose file does not say: files written before a setting existed.
+BEFORE: dict[str, Any] = {"published_glow": False}
+
+
 def model_from_plain(values: dict[str, Any]) -> ModelConfig:
-    return ModelConfig(**{**values, "latent_sizes": tuple(values["latent_sizes"])})
+    return ModelConfig(**{**BEFORE, **values, "latent_sizes": tuple(values["latent_sizes"])})
 
 
 def preset(name: Preset, data: str, method: Method = "short-run") -> TrainConfig:
@@ -259,7 +267,9 @@ def _baseline(config: TrainConfig, name: Preset, method: Method) -> TrainConfig:
     if method == "ladder-vae":
         return replace(config, kl_warm_up=0.1)
     if method == "glow":
-        return replace(config, betas=(0.9, 0.999))
+        config = replace(config, betas=(0.9, 0.999))
+        if name == "paper":
+            config = replace(config, batch=64, learning_rates=(1e-3,), warm_up=GLOW_WARM_UP)
     return config
 
 
