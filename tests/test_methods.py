@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -16,9 +17,10 @@ from shortrun.cli import main
 from shortrun.config import ModelConfig, preset
 from shortrun.generators import ModelError, TopDownGenerator
 from shortrun.learners import ABP, GLO, METHODS, VAE, Glow
+from shortrun.learners import glo as glo_module
 from shortrun.learners import glow as glow_module
 from shortrun.learners.base import Batch, NotPossibleError
-from shortrun.learners.glo import CodeModel
+from shortrun.learners.glo import CodeModel, principal_codes
 from shortrun.learners.ladder_vae import LadderAutoencoder
 from shortrun.learners.vae import Autoencoder, Encoded, GaussianAutoencoder, gaussian_kl, gaussian_log_density
 from shortrun.learners.vae_iaf import FlowAutoencoder
@@ -379,7 +381,67 @@ def test_glo_codes_stay_on_the_ball_and_their_gaussian_is_fitted():
     gaussian = torch.distributions.MultivariateNormal(learner.codes.mean(0), torch.cov(learner.codes.T))
     z = learner.codes[:5]
     torch.testing.assert_close(model.log_prior((z,)), gaussian.log_prob(z), rtol=1e-3, atol=1e-2)
-    assert model.sample_prior(200, generator)[0].norm(dim=1).max() <= 1 + 1e-5
+
+
+def test_glo_draws_from_the_law_whose_density_it_states():
+    """Moments of the draws, against those of ``log_prior`` by quadrature on a grid."""
+    model = CodeModel(Linear((2,)), 0.3).double()
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randn(500, 2, generator=generator) @ torch.tensor([[0.5, 0.3], [0.0, 0.4]])
+    model.fit(torch.tensor([0.6, 0.3]) + codes)
+    axis = torch.linspace(-5, 5, 801, dtype=torch.float64)
+    grid = torch.cartesian_prod(axis, axis)
+    weight = model.log_prior((grid,)).exp() * (axis[1] - axis[0]) ** 2
+    assert float(weight.sum()) == pytest.approx(1.0, abs=1e-6)
+    draws = model.sample_prior(40_000, generator)[0]
+    for moment in (
+        lambda z: z[:, 0], lambda z: z[:, 1], lambda z: z[:, 0] ** 2, lambda z: z[:, 1] ** 2, lambda z: z.prod(1),
+        lambda z: (z.norm(dim=1) > 1).double(), lambda z: (z.norm(dim=1) > 1.5).double(),
+    ):  # fmt: skip
+        assert float(moment(draws).mean()) == pytest.approx(float((moment(grid) * weight).sum()), abs=0.015)
+
+
+@pytest.mark.parametrize(("count", "side"), [(6000, 5), (20, 6)])
+def test_glo_codes_start_at_the_principal_components_of_all_images(count, side):
+    """More images than pixels, and fewer; against numpy's SVD of all of them in double precision."""
+    generator = torch.Generator().manual_seed(0)
+    smooth = torch.randn(count, 8, generator=generator) @ torch.randn(8, side**2, generator=generator)
+    pixels = (128 + 20 * smooth + torch.randn(count, side**2, generator=generator)).clamp(0, 255).to(torch.uint8)
+    pixels[5000:] = 255 - pixels[5000:] // 3  # images beyond the first thousands matter
+    images = data.Images(pixels.view(count, 1, side, side), "none", "train")
+    codes = principal_codes(images, 3, generator)
+    centred = pixels.double().numpy() / 127.5 - 1
+    centred = centred - centred.mean(0)
+    expected = torch.from_numpy(centred @ np.linalg.svd(centred, full_matrices=False)[2][:3].T)
+    expected = expected / expected.norm(dim=1, keepdim=True)
+    sign = (expected * codes).sum(0).sign()
+    torch.testing.assert_close(codes.double() * sign, expected, atol=2e-3, rtol=0)
+
+
+def test_glo_learns_and_resumes_by_plain_gradient_descent(tmp_path):
+    config = replace(
+        preset("smoke", "embedded", "glo"), optimiser="sgd", learning_rates=(0.5,), iterations=4, checkpoint_every=2,
+        evaluate_every=4, evaluate_images=2, decay=False, warm_up=0, sigma=(0.3, 0.3),
+    )  # fmt: skip
+    images = data.load("embedded")
+    model = GLO.build(config.model, images.shape, 0.3)
+    learner = GLO(model, config, Accelerator(), images)
+    rows = torch.arange(8)
+    codes = learner.codes[rows].requires_grad_()
+    x = images.batch(rows)
+    error = (x - model.decoder((codes,))).square().mean()  # the loss of the batch, as the published code takes it
+    code_gradient, *gradients = torch.autograd.grad(error, [codes, *learner.parameters])
+    wanted = [p.detach() - 0.5 * g for p, g in zip(learner.parameters, gradients, strict=True)]
+    moved = codes.detach() - config.code_rate * len(rows) * code_gradient
+    learner.update(Batch(x, None, rows), 0.0, torch.Generator().manual_seed(0))
+    for parameter, value in zip(learner.parameters, wanted, strict=True):
+        torch.testing.assert_close(parameter.detach(), value)
+    torch.testing.assert_close(learner.codes[rows], moved / moved.norm(dim=1, keepdim=True).clamp_min(1))
+    train(config, tmp_path / "a", quiet=True)
+    train(replace(config, iterations=2), tmp_path / "b", quiet=True)
+    train(config, tmp_path / "b", resume=True, quiet=True)
+    one, two = (from_pretrained(tmp_path / name).model.state_dict() for name in "ab")
+    assert all(torch.equal(value, two[key]) for key, value in one.items())
 
 
 def test_glo_finds_the_code_of_an_image_it_can_make():
@@ -591,6 +653,9 @@ def test_published_settings():
     assert all(presets[name].model.latent_sizes == (128,) for name in ("abp", "glo", "vae", "vae-iaf"))
     assert presets["ladder-vae"].model.latent_sizes == presets["short-run"].model.latent_sizes
     assert presets["ladder-vae"].kl_warm_up > 0
+    glo = presets["glo"]
+    assert (glo.optimiser, glo.learning_rates, glo.code_rate * glo.batch, glo.decay) == ("sgd", (1.0,), 10.0, False)
+    assert glo_module.PCA_IMAGES == 24_576
     glow = presets["glow"].model
     assert (glow.levels, glow.depth, glow.width, glow.additive) == (3, 16, 512, True)
     glow = presets["glow"]

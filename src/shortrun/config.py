@@ -120,6 +120,8 @@ class TrainConfig:
     """vae, vae-iaf, ladder-vae: share of the run over which the weight of the KL term rises from 0 to 1."""
     code_rate: float = 1.0
     """glo: learning rate of the codes; it follows the schedule of the generator's."""
+    optimiser: Literal["adam", "sgd"] = "adam"
+    """glo: what updates the generator."""
     mask: str | None = None
     """Hide part of every training image: a mask such as lower-half, random:0.3, blocks:6:3, box:8,8,12,12."""
     evaluate_every: float = 20.0
@@ -264,6 +266,8 @@ def _baseline(config: TrainConfig, name: Preset, method: Method) -> TrainConfig:
     if name == "cpu":
         rates = {"glo": 2e-3, "glow": 2e-3}
         config = replace(config, batch=64, learning_rates=(rates.get(method, 1e-3),), step_size=0.01)
+    if method == "glo" and name == "paper":  # Bojanowski et al. 2018; see learners/glo.py for the rate of the codes
+        return replace(config, optimiser="sgd", batch=128, learning_rates=(1.0,), code_rate=10 / 128)
     if method == "ladder-vae":
         return replace(config, kl_warm_up=0.1)
     if method == "glow":
