@@ -12,9 +12,9 @@ from torch import nn
 
 import shortrun as sr
 from shortrun import config as settings
-from shortrun import data
+from shortrun import data, langevin, tasks
 from shortrun.cli import main
-from shortrun.config import ModelConfig, preset
+from shortrun.config import ModelConfig, preset, to_plain
 from shortrun.generators import ModelError, TopDownGenerator
 from shortrun.learners import ABP, GLO, METHODS, VAE, Glow
 from shortrun.learners import glo as glo_module
@@ -25,7 +25,7 @@ from shortrun.learners.ladder_vae import LadderAutoencoder
 from shortrun.learners.vae import Autoencoder, Encoded, GaussianAutoencoder, gaussian_kl, gaussian_log_density
 from shortrun.learners.vae_iaf import FlowAutoencoder
 from shortrun.likelihood import annealed_importance, bits_per_dimension, importance_weighted
-from shortrun.runs import from_pretrained, save_pretrained
+from shortrun.runs import Pretrained, from_pretrained, save_pretrained
 from shortrun.train import schedule, train
 
 BASELINES = [name for name in METHODS if name != "short-run"]
@@ -341,6 +341,34 @@ def test_persistent_chains_sample_the_known_posterior():
     torch.testing.assert_close(draws.mean(0), mean, atol=0.07, rtol=0)
     for i in range(2):
         torch.testing.assert_close(torch.cov(draws[:, i].T), covariance, atol=0.02, rtol=0.25)
+
+
+def test_the_centre_of_abp_comes_from_a_chain_as_long_as_its_draw(monkeypatch):
+    """Against the exact posterior mean: the centre is nearer to it than the draw, after as many steps."""
+    decoder, x, generator = linear_problem(n=200)
+    model = sr.GaussianModel(decoder, decoder.latent_shapes, 0.3)
+    dynamics = sr.Langevin(steps=10, step_size=0.004)
+    description = {"method": "abp", "image": IMAGE, "model": to_plain(ModelConfig()), "info": {}}
+    trained = Pretrained(model, dynamics, description)
+    weight, bias = decoder.linear.weight, decoder.linear.bias
+    covariance = torch.linalg.inv(torch.eye(3) + weight.T @ weight / 0.09)
+    mean = (x.flatten(1) - bias) @ weight @ covariance / 0.09
+    steps = []
+    plain_step = langevin.step
+    monkeypatch.setattr(langevin, "step", lambda *words: steps.append(words[4]) or plain_step(*words))
+    errors, taken = [], []
+    for quiet in (0, 10):
+        found = tasks.reconstruct(trained, x, generator, quiet_steps=quiet)
+        errors.append(float((found.z[0] - mean).square().sum(1).mean()))
+        taken.append(list(steps))
+        steps.clear()
+    assert taken == [[True] * 50, [True] * 40 + [False] * 10]  # each step is one gradient; true where it has noise
+    precision = torch.linalg.eigvalsh(covariance).reciprocal()
+    stationary = 1 / (precision * (1 - 0.004 * precision / 2))  # variances of the chain, a little above the posterior's
+    assert errors[0] == pytest.approx(float(stationary.sum()), rel=0.15)
+    assert errors[1] < 0.5 * errors[0]
+    with pytest.raises(ValueError, match="expected 0 to 10"):
+        tasks.reconstruct(trained, x, generator, quiet_steps=11)
 
 
 def test_resume_restores_persistent_chains(tmp_path):
