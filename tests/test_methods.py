@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +22,7 @@ from shortrun.generators import ModelError, TopDownGenerator
 from shortrun.learners import ABP, GLO, METHODS, VAE, Glow
 from shortrun.learners import glo as glo_module
 from shortrun.learners import glow as glow_module
+from shortrun.learners import vae as vae_module
 from shortrun.learners.base import Batch, NotPossibleError
 from shortrun.learners.glo import CodeModel, principal_codes
 from shortrun.learners.ladder_vae import LadderAutoencoder
@@ -260,6 +264,109 @@ def test_ladder_with_one_layer_is_a_vae():
     x, eps = torch.rand(4, *IMAGE), ladder.sample_prior(4)
     for a, b in zip(ladder.encode(x, eps), plain.encode(x, eps), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def normed_ladder():
+    """A Ladder-VAE with batch normalisation that has seen a few batches, in the mode for learning, and images."""
+    torch.manual_seed(0)
+    config = preset("smoke", "embedded", "ladder-vae")
+    images = data.load("embedded")
+    model = METHODS["ladder-vae"].build(config.model, images.shape, 0.3)
+    learner = METHODS["ladder-vae"](model, config, Accelerator(), images)
+    generator = torch.Generator().manual_seed(0)
+    for i in range(3):
+        rows = torch.arange(8 * i, 8 * i + 8)
+        learner.update(Batch(images.batch(rows), None, rows), 1.0, generator)
+    return learner, images.batch(slice(0, 6))
+
+
+def test_the_upward_pass_of_the_ladder_is_normalised_over_the_batch():
+    """Its equations a second time: statistics of the batch when learning, running averages of them in use."""
+    learner, x = normed_ladder()
+    model = learner.model
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in model.decoder.modules())
+    assert len(norms) == len(model.trunk.layers) + len(model.ups)
+
+    def estimates(statistics):
+        def block(conv, norm, maps):
+            maps = conv(maps)
+            mean, variance = statistics(norm, maps)
+            maps = (maps - mean.view(1, -1, 1, 1)) / (variance.view(1, -1, 1, 1) + 1e-5).sqrt()
+            return nn.functional.gelu(norm.weight.view(1, -1, 1, 1) * maps + norm.bias.view(1, -1, 1, 1))
+
+        maps = x
+        for conv, norm in zip(model.trunk.layers, norms, strict=False):
+            maps = block(conv, norm, maps)
+        low = model.heads[1](maps.flatten(1))
+        maps = maps + block(model.ups[0], norms[-1], maps)
+        return model.heads[0](maps.flatten(1)), low
+
+    batch = estimates(lambda norm, maps: (maps.mean((0, 2, 3)), maps.var((0, 2, 3), unbiased=False)))
+    before = norms[0].running_mean.clone()
+    first = model.trunk.layers[0](x).mean((0, 2, 3))
+    for expected, found in zip(batch, model.estimates(x), strict=True):
+        torch.testing.assert_close(torch.cat(found, 1), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(norms[0].running_mean, 0.9 * before + 0.1 * first)
+    model.eval()
+    running = estimates(lambda norm, maps: (norm.running_mean, norm.running_var))
+    for expected, found in zip(running, model.estimates(x), strict=True):
+        torch.testing.assert_close(torch.cat(found, 1), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_inference_during_training_neither_depends_on_the_batch_nor_changes_the_model():
+    learner, x = normed_ladder()
+    model, method = learner.model, METHODS["ladder-vae"]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    mask = torch.ones(1, 1, 28, 28, dtype=torch.bool)
+    mask[..., 14:] = False
+    hidden = mask.expand(6, -1, -1, -1)
+
+    def sources(count):
+        return [torch.Generator().manual_seed(i) for i in range(count)]
+
+    ways = {
+        "infer": lambda x: method.infer(model, x, learner.dynamics, None, sources(len(x))).z[0],
+        "draw": lambda x: method.draw(model, x, learner.dynamics, None, sources(len(x))).z[0],
+        "inpaint": lambda x: method.draw(model, x, learner.dynamics, hidden[: len(x)], sources(len(x))).z[0],
+        "reconstruct": lambda x: learner.reconstruct(x, sources(len(x))),
+        "bound": lambda x: method.lower_bound(model, x, learner.dynamics, sources(len(x))),
+    }
+    for name, way in ways.items():
+        torch.testing.assert_close(
+            way(x)[:2], way(x[:2]), atol=1e-4, rtol=1e-4, msg=lambda text, n=name: f"{n}: {text}"
+        )
+        assert all(module.training for module in model.modules()), name
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+def test_the_trial_of_a_compiled_step_is_not_counted_by_running_statistics():
+    norm = nn.BatchNorm2d(2)
+    again = nn.BatchNorm2d(2)
+    step = vae_module.first_without_traces(norm, list(norm.buffers()))
+    x = torch.rand(4, 2, 3, 3)
+    step(x)
+    assert torch.equal(norm.running_mean, torch.zeros(2))
+    step(x)
+    again(x)
+    torch.testing.assert_close(norm.running_mean, again.running_mean)
+    assert int(norm.num_batches_tracked) == 1
+
+
+def test_batch_normalisation_over_two_processes_is_that_of_one(tmp_path):
+    """Two gloo processes with 5 and 4 images, against one with all 9: weights and running statistics."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29743"]
+    words = ["train", "--preset", "smoke", "--method", "ladder-vae", "--iterations", "3", "--batch", "9"]
+    for name, start in (("one", []), ("two", launcher)):
+        line = [sys.executable, *start, "-m", "shortrun.cli", *words, "--out", str(tmp_path / name)]
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+    one, two = (from_pretrained(tmp_path / name).model.state_dict() for name in ("one", "two"))
+    assert "trunk.norms.0.running_var" in one
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, atol=3e-4 if "running" not in key else 3e-5, rtol=1e-3)
 
 
 def test_iaf_density_integrates_to_one_and_is_that_of_its_draws():
@@ -586,7 +693,7 @@ def test_glow_is_saved_whole(tmp_path):
     torch.testing.assert_close(from_pretrained(tmp_path).model.log_density(x), model.log_density(x))
 
 
-OLDER = {"glow": ("published_glow",)}
+OLDER = {"glow": ("published_glow",), "ladder-vae": ("batch_norm",)}
 
 
 @pytest.mark.parametrize("method", OLDER)

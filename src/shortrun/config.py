@@ -47,6 +47,8 @@ class ModelConfig:
     """Whether the dynamics runs on the noises (the authors' script) or on the latents themselves."""
     encoder_channels: int = 16
     """vae, vae-iaf, ladder-vae: maps of the encoder before its first halving; they double with each."""
+    batch_norm: bool = True
+    """ladder-vae: batch normalisation in the upward pass; models saved before have none."""
     flows: int = 2
     """vae-iaf: autoregressive transformations."""
     flow_width: int = 128
@@ -206,7 +208,7 @@ def to_plain(config: Any) -> dict[str, Any]:
 
 
 # What a model was whose file does not say: files written before a setting existed.
-BEFORE: dict[str, Any] = {"published_glow": False}
+BEFORE: dict[str, Any] = {"published_glow": False, "batch_norm": False}
 
 
 def model_from_plain(values: dict[str, Any]) -> ModelConfig:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -70,6 +71,19 @@ def widen(z: Latents, spread: Sequence[float]) -> Latents:
     return tuple(layer * width for layer, width in zip(z, spread, strict=True)) if spread else z
 
 
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """The model in the mode for use instead of learning: batch normalisation neither sees nor learns from the batch."""
+    learning = isinstance(model, nn.Module) and model.training
+    if learning:
+        model.eval()
+    try:
+        yield
+    finally:
+        if learning:
+            model.train()
+
+
 class Learner:
     """A method: how its model is built and used (class methods), and one run of learning it (an instance).
 
@@ -92,7 +106,7 @@ class Learner:
     @classmethod
     def sample(cls, model: Any, count: int, generator: RandomSource = None, spread: Sequence[float] = ()) -> Tensor:
         """Images of latents drawn from the prior; or, with ``spread``, from N(0, spread_l^2 I) in each layer."""
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):
             return model.decoder(widen(model.sample_prior(count, generator), spread))
 
     @classmethod
@@ -100,7 +114,8 @@ class Learner:
         cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
     ) -> Inferred:
         """Latents of ``x`` by the method's own inference; hidden pixels have no influence."""
-        return cls.infer_by_dynamics(model, x, dynamics, mask, generator)
+        with evaluating(model):
+            return cls.infer_by_dynamics(model, x, dynamics, mask, generator)
 
     @classmethod
     def draw(
@@ -150,7 +165,7 @@ class Learner:
     # -- learning -------------------------------------------------------------------------------------
 
     def __init__(self, model: Any, config: TrainConfig, accelerator: Accelerator, images: Any = None) -> None:
-        self.model, self.config, self.accelerator = model, config, accelerator
+        self.model, self.config, self.accelerator = model.train(), config, accelerator
         self.dynamics = Langevin(config.steps, config.step_size)
         """What infers latents through the decoder."""
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -186,9 +201,10 @@ class Learner:
 
     def reconstruct(self, x: Tensor, generator: RandomSource) -> Tensor:
         """Decode what the method infers; divergent chains give NaN."""
-        z, _ = self.infer(self.model, x, self.dynamics, None, generator)
-        with torch.no_grad():
-            return self.model.decoder(z)
+        with evaluating(self.model):
+            z, _ = self.infer(self.model, x, self.dynamics, None, generator)
+            with torch.no_grad():
+                return self.model.decoder(z)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds besides model and optimiser."""
