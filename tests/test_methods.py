@@ -19,7 +19,7 @@ from shortrun import data, langevin, tasks
 from shortrun.cli import main
 from shortrun.config import ModelConfig, preset, to_plain
 from shortrun.generators import ModelError, TopDownGenerator
-from shortrun.learners import ABP, GLO, METHODS, VAE, Glow
+from shortrun.learners import ABP, GLO, METHODS, VAE, Glow, VAEWithIAF
 from shortrun.learners import glo as glo_module
 from shortrun.learners import glow as glow_module
 from shortrun.learners import vae as vae_module
@@ -369,9 +369,37 @@ def test_batch_normalisation_over_two_processes_is_that_of_one(tmp_path):
         torch.testing.assert_close(two[key], value, atol=3e-4 if "running" not in key else 3e-5, rtol=1e-3)
 
 
-def test_iaf_density_integrates_to_one_and_is_that_of_its_draws():
+@pytest.mark.parametrize("gate", ["sigmoid", "affine"])
+def test_iaf_density_is_that_of_the_change_of_variables_by_autograd(gate):
+    """The whole map from noise to latents: its Jacobian by autograd, and its inverse."""
+    torch.manual_seed(0)
+    model = FlowAutoencoder(Linear((4,)), IMAGE, 4, 3, 8, 0.3, gate).double()
+    for parameter in model.flows.parameters():
+        parameter.data.mul_(3.0)
+    x, eps = torch.rand(1, *IMAGE).double(), torch.randn(1, 4).double()
+    encoded = model.encode(x, (eps,))
+    jacobian = torch.autograd.functional.jacobian(lambda e: model.encode(x, (e[None],)).z[0][0], eps[0])
+    expected = torch.distributions.Normal(0.0, 1.0).log_prob(eps).sum(1) - torch.linalg.slogdet(jacobian)[1]
+    torch.testing.assert_close(encoded.log_q, expected)
+    torch.testing.assert_close(model.log_density(encoded.z[0], x), expected)
+
+
+def test_the_gate_of_iaf_is_that_of_its_paper():
+    """``sigmoid(s) z + (1 - sigmoid(s)) m``, from what the masked network says, and near the identity at the start."""
+    torch.manual_seed(0)
+    model = VAEWithIAF.build(preset("smoke", "embedded", "vae-iaf").model, (1, 28, 28), 0.3)
+    flow = model.flows[0]
+    z, context = torch.randn(5, 8), torch.randn(5, 8)
+    m, s = flow.hyper(torch.cat([z, context], 1)).unflatten(1, (8, 2)).unbind(2)
+    kept = 1 / (1 + torch.exp(-(s + 2)))
+    torch.testing.assert_close(flow(context)(z), kept * z + (1 - kept) * m)
+    assert 0.8 < float(kept.detach().mean()) < 0.95
+
+
+@pytest.mark.parametrize("gate", ["sigmoid", "affine"])
+def test_iaf_density_integrates_to_one_and_is_that_of_its_draws(gate):
     torch.manual_seed(3)
-    model = FlowAutoencoder(Linear((2,)), IMAGE, 4, 3, 8, 0.3).double()
+    model = FlowAutoencoder(Linear((2,)), IMAGE, 4, 3, 8, 0.3, gate).double()
     for parameter in model.flows.parameters():
         parameter.data.mul_(2.0)  # far from a Gaussian
     x = torch.rand(1, *IMAGE).double()
@@ -693,7 +721,7 @@ def test_glow_is_saved_whole(tmp_path):
     torch.testing.assert_close(from_pretrained(tmp_path).model.log_density(x), model.log_density(x))
 
 
-OLDER = {"glow": ("published_glow",), "ladder-vae": ("batch_norm",)}
+OLDER = {"glow": ("published_glow",), "ladder-vae": ("batch_norm",), "vae-iaf": ("gate",)}
 
 
 @pytest.mark.parametrize("method", OLDER)

@@ -53,6 +53,9 @@ class ModelConfig:
     """vae-iaf: autoregressive transformations."""
     flow_width: int = 128
     """vae-iaf: size of the context, half of that of the hidden layers."""
+    gate: Literal["sigmoid", "affine"] = "sigmoid"
+    """vae-iaf: sigmoid(s) z + (1 - sigmoid(s)) m, which its paper recommends; or exp(a) z + b, as in models saved
+    before."""
     levels: int = 3
     """glow: how often the image is squeezed."""
     depth: int = 16
@@ -208,7 +211,7 @@ def to_plain(config: Any) -> dict[str, Any]:
 
 
 # What a model was whose file does not say: files written before a setting existed.
-BEFORE: dict[str, Any] = {"published_glow": False, "batch_norm": False}
+BEFORE: dict[str, Any] = {"published_glow": False, "batch_norm": False, "gate": "affine"}
 
 
 def model_from_plain(values: dict[str, Any]) -> ModelConfig:
