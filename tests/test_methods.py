@@ -14,8 +14,8 @@ from accelerate import Accelerator
 from torch import nn
 
 import shortrun as sr
+from shortrun import compare, data, langevin, tasks
 from shortrun import config as settings
-from shortrun import data, langevin, tasks
 from shortrun.cli import main
 from shortrun.config import ModelConfig, preset, to_plain
 from shortrun.generators import ModelError, TopDownGenerator
@@ -788,15 +788,50 @@ def test_importance_weights_approach_the_exact_likelihood_from_below():
     torch.testing.assert_close(many.double(), exact, atol=0.15, rtol=0)
 
 
-def test_the_bound_of_short_run_inference_is_a_bound():
+def test_minus_the_conditional_free_energy_is_a_bound_only_where_the_map_does_not_fold():
+    """Below the exact log p(x) of a linear model; above that by quadrature where long steps fold ``x = sin(4 z)``."""
     decoder, x, generator = linear_problem()
     model = sr.GaussianModel(decoder, decoder.latent_shapes, 0.3)
+    linear = -sr.free_energy(model, x, sr.Langevin(25, 0.005), entropy="conditional", generator=generator)
+    assert (linear < exact_log_density(decoder, 0.3, x) + 0.5).all()
+    folding = sr.GaussianModel(lambda z: torch.sin(4 * z[0]), [(1,)], 0.5).double()
+    grid = torch.linspace(-9, 9, 9001, dtype=torch.float64)[:, None]
+    one = torch.zeros(1, 1, dtype=torch.float64)
+    joint = folding.log_prior((grid,)) + folding.log_likelihood(one.expand_as(grid), (grid,))
+    exact = float(torch.logsumexp(joint, 0)) + math.log(18 / 9000)
+    folded = sr.free_energy(folding, one, sr.Langevin(10, 0.4), entropy="conditional", samples=500, generator=generator)
+    assert float(-folded) > exact + 5
+    for method in ("short-run", "abp"):
+        with pytest.raises(NotPossibleError, match="folds"):
+            METHODS[method].lower_bound(model, x, sr.Langevin(25, 0.01), generator)
+
+
+def test_what_is_reported_of_the_likelihood():
+    """Against the exact likelihood of a linear model: the encoder's estimates in their order, and AIS for all."""
+    decoder, x, generator = linear_problem(n=24)
     exact = exact_log_density(decoder, 0.3, x)
-    tuned = sr.tune_by_grid(model, x, sr.Langevin(25, 0.01), generator=generator).dynamics
-    found = METHODS["short-run"].lower_bound(model, x, tuned, generator)
-    assert (found < exact + 0.5).all()
-    assert found.mean() < exact.mean()
-    assert found.mean() > exact.mean() - 40
+    torch.manual_seed(1)
+    encoder = GaussianAutoencoder(decoder, IMAGE, 4, 0.3)
+    fit(encoder, x, steps=300)
+    dynamics = sr.Langevin(20, 0.01)
+    found = {}
+    for name, model in (("vae", encoder), ("short-run", sr.GaussianModel(decoder, decoder.latent_shapes, 0.3))):
+        description = {"method": name, "image": IMAGE, "model": to_plain(ModelConfig()), "info": {}}
+        found[name] = tasks.log_likelihood(Pretrained(model, dynamics, description), x, generator, stages=100)
+        assert found[name]["annealed"] == pytest.approx(float(exact.mean()), abs=0.5)
+        assert found[name]["annealed_error"] == pytest.approx(float(exact.std()) / 24**0.5, rel=0.1)
+        bits = float(bits_per_dimension(exact, 64).mean())
+        assert found[name]["annealed_bits"] == pytest.approx(bits, abs=0.5 / 64 / math.log(2))
+        in_bits = found[name]["annealed_error"] / 64 / math.log(2)
+        assert found[name]["annealed_bits_error"] == pytest.approx(in_bits)
+    assert not any("bound" in key or "importance" in key for key in found["short-run"])
+    vae = found["vae"]
+    assert vae["lower_bound"] < vae["importance_weighted"] - 0.05
+    assert vae["importance_weighted"] < float(exact.mean()) + 0.2
+    shown = {name: compare.markdown([{"method": name, **values}]) for name, values in found.items()}
+    assert f"{vae['importance_weighted_bits']:.2f} ± {vae['importance_weighted_bits_error']:.2f}" in shown["vae"]
+    assert "± " in shown["short-run"]
+    assert " - | - | " in shown["short-run"]
 
 
 def test_bits_per_dimension_of_a_uniform_density():

@@ -300,7 +300,7 @@ class Terms:
     samples: int = 500
     """Samples for FID and KID against equally many training images; 0 leaves these out."""
     likelihood_images: int = 16
-    """Held-out images for bounds and annealed importance sampling; 0 leaves these out."""
+    """Held-out images for bounds, importance weights and annealed importance sampling; 0 leaves these out."""
     seed: int = 0
 
     def __post_init__(self) -> None:

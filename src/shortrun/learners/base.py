@@ -15,10 +15,6 @@ from shortrun.config import ModelConfig, TrainConfig
 from shortrun.generators import build_model
 from shortrun.langevin import Langevin, infer
 from shortrun.model import Latents, RandomSource, standard_normal
-from shortrun.tune import free_energy
-
-EXACT_UP_TO = 64  # latents; with more of them, log-determinants are estimated without matrices
-
 
 COMPILED_TOLERANCE = {"no": 1e-3, "bf16": 0.1, "fp16": 0.1}
 """How far compiled gradients may be from those of autograd, relative to the largest, by mixed precision."""
@@ -155,11 +151,16 @@ class Learner:
 
     @classmethod
     def lower_bound(cls, model: Any, x: Tensor, dynamics: Langevin, generator: torch.Generator) -> Tensor:
-        """A lower bound of log p(x), shape ``(n,)``: minus the free energy with the conditional entropy."""
-        size = sum(math.prod(shape) for shape in model.latent_shapes)
-        estimator: Any = "exact" if size <= EXACT_UP_TO else "lanczos"
-        return -free_energy(
-            model, x, dynamics, entropy="conditional", estimator=estimator, samples=4, generator=generator
+        """A lower bound of log p(x), shape ``(n,)``, for methods that have one.
+
+        Chains have none. Minus the free energy with the conditional entropy, ``E log p(x, z_K) + H(z_0) + E sum_k
+        log|det A_k|``, is one only where the map from ``z_0`` to ``z_K`` is one-to-one for given noise: where it folds,
+        the log-determinants count the same volume several times, and the sum can exceed log p(x).
+        """
+        raise NotPossibleError(
+            "the density of the end of a chain is not known: its conditional entropy is no lower bound of the true one "
+            "where the map of the chain folds, so there is no lower bound of log p(x); annealed importance sampling "
+            "estimates it"
         )
 
     # -- learning -------------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ r"""VAE with inverse autoregressive flow (Kingma et al., "Improved Variational I
           \sigma_t = \mathrm{sigmoid}(s_t), \quad (m_t, s_t) = \mathrm{MADE}_t(z_{t-1}, h(x)),
 
 where ``m`` and ``s`` of each coordinate depend on the coordinates before it, so that
-``log q(z_T | x) = log q(z_0 | x) - sum_t sum_i log sigma_{t,i}``. This is the LSTM-type gate that the paper recommends as
-the stable one (its Algorithm 1); ``s`` starts two above what the network says, so the flow begins near the identity.
-Models saved before have zuko's affine transformation ``exp(a) z + b`` instead, ``a`` softly clipped at ``log 1000``.
-Masked networks and autoregressive inverse are zuko's.
+``log q(z_T | x) = log q(z_0 | x) - sum_t sum_i log sigma_{t,i}``. This is the LSTM-type gate that the paper
+recommends as the stable one (its Algorithm 1); ``s`` starts two above what the network says, so the flow begins near
+the identity. Models saved before have zuko's affine transformation ``exp(a) z + b`` instead, ``a`` softly clipped at
+``log 1000``. Masked networks and autoregressive inverse are zuko's.
 """
 
 from __future__ import annotations
