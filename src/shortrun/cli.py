@@ -260,7 +260,8 @@ class Evaluate(_Use):
 
     images: int = 10_000
     likelihood_images: int = 0
-    """Also estimate log p(x) of so many images: the method's lower bound, and annealed importance sampling."""
+    """Also estimate log p(x) of so many images by annealed importance sampling; for encoders also the ELBO and the
+    importance-weighted estimate, for glow the density itself. Each comes with its standard error over the images."""
     stages: int = 200
     """Stages of annealed importance sampling."""
     by: tasks.By = "method"

@@ -34,6 +34,7 @@ COLUMNS = {
     "fid": "FID",
     "kid": "KID",
     "lower_bound_bits": "bits/dim, bound",
+    "importance_weighted_bits": "bits/dim, importance-weighted",
     "annealed_bits": "bits/dim, AIS",
     "updates": "updates",
     "seconds": "seconds",
@@ -175,8 +176,11 @@ def cell(row: dict[str, Any], key: str) -> str:
         return "error" if "error" in row and key == "mse" else "-"
     if key in ("updates", "parameters"):
         return f"{value:,}"
+    if key.endswith("_bits"):
+        error = row.get(f"{key}_error")
+        return f"{value:.2f}" if error is None else f"{value:.2f} ± {error:.2f}"
     if isinstance(value, float):
-        return f"{value:.{ {'fid': 1, 'seconds': 0, 'lower_bound_bits': 2, 'annealed_bits': 2}.get(key, 4) }f}"
+        return f"{value:.{ {'fid': 1, 'seconds': 0}.get(key, 4) }f}"
     return str(value)
 
 
@@ -192,7 +196,8 @@ def write_tables(rows: Sequence[dict[str, Any]], folder: Path, terms: Terms) -> 
         f"per pixel in [-1, 1]. Hidden MSE: mean of {FILLS} fills, mask {terms.mask}, {min(terms.images, INPAINTED)} "
         f"images. FID and KID: {terms.samples} samples against as many training images, "
         f"{metrics.RESIZE}. "
-        f"Bits per dimension of 8-bit images: {terms.likelihood_images} held-out images."
+        f"Bits per dimension of 8-bit images: {terms.likelihood_images} held-out images ± one standard error, "
+        f"{tasks.WEIGHTS} importance weights. Chains and codes have no bound: AIS is their likelihood."
     )
     write_atomically(folder / "table.md", f"{markdown(rows)}\n\n{note}\n".encode())
     write_json(folder / "table.json", list(rows))

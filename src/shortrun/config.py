@@ -30,6 +30,7 @@ StepControl = Literal["follow", "tuned"]
 
 DECAY_FROM = 0.6  # share of a run after which the learning rate decays
 SCRIPT_EPOCH = 400  # updates in an epoch of the authors' script: 40,000 images in batches of 100
+GLOW_WARM_UP = math.ceil(10 * 50_000 / 64)  # ten epochs of 50,000 images (n_train of the official code), 64 at a time
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,15 @@ class ModelConfig:
     """GELU inside projections and heads, as in the authors' script; the paper's text names none there."""
     encoder_channels: int = 16
     """vae, vae-iaf, ladder-vae: maps of the encoder before its first halving; they double with each."""
+    batch_norm: bool = True
+    """ladder-vae: batch normalisation in the upward pass; models saved before have none."""
     flows: int = 2
     """vae-iaf: autoregressive transformations."""
     flow_width: int = 128
     """vae-iaf: size of the context, half of that of the hidden layers."""
+    gate: Literal["sigmoid", "affine"] = "sigmoid"
+    """vae-iaf: sigmoid(s) z + (1 - sigmoid(s)) m, which its paper recommends; or exp(a) z + b, as in models saved
+    before."""
     levels: int = 3
     """glow: how often the image is squeezed."""
     depth: int = 16
@@ -69,6 +75,9 @@ class ModelConfig:
     """glow: maps inside a coupling."""
     additive: bool = True
     """glow: additive instead of affine coupling."""
+    published_glow: bool = True
+    """glow: conditional priors at the splits, a standard normal top and actnorm inside couplings, as in the official
+    code; models saved before have none of them."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +165,8 @@ class TrainConfig:
     """vae, vae-iaf, ladder-vae: share of the run over which the weight of the KL term rises from 0 to 1."""
     code_rate: float = 1.0
     """glo: learning rate of the codes; it follows the schedule of the generator's."""
+    optimiser: Literal["adam", "sgd"] = "adam"
+    """glo: what updates the generator."""
     mask: str | None = None
     """Hide part of every training image: a mask such as lower-half, random:0.3, blocks:6:3, box:8,8,12,12."""
     evaluate_every: float = 20.0
@@ -255,8 +266,12 @@ def to_plain(config: Any) -> dict[str, Any]:
     return plain(asdict(config))
 
 
+# What a model was whose file does not say: files written before a setting existed.
+BEFORE: dict[str, Any] = {"published_glow": False, "batch_norm": False, "gate": "affine"}
+
+
 def model_from_plain(values: dict[str, Any]) -> ModelConfig:
-    return ModelConfig(**{**values, "latent_sizes": tuple(values["latent_sizes"])})
+    return ModelConfig(**{**BEFORE, **values, "latent_sizes": tuple(values["latent_sizes"])})
 
 
 def preset(name: Preset, data: str, method: Method = "short-run") -> TrainConfig:
@@ -325,10 +340,14 @@ def _baseline(config: TrainConfig, name: Preset, method: Method) -> TrainConfig:
     if name == "cpu":
         rates = {"glo": 2e-3, "glow": 2e-3}
         config = replace(config, batch=64, learning_rates=(rates.get(method, 1e-3),), step_size=0.01)
+    if method == "glo" and name == "paper":  # Bojanowski et al. 2018; see learners/glo.py for the rate of the codes
+        return replace(config, optimiser="sgd", batch=128, learning_rates=(1.0,), code_rate=10 / 128)
     if method == "ladder-vae":
         return replace(config, kl_warm_up=0.1)
     if method == "glow":
-        return replace(config, betas=(0.9, 0.999))
+        config = replace(config, betas=(0.9, 0.999))
+        if name == "paper":
+            config = replace(config, batch=64, learning_rates=(1e-3,), warm_up=GLOW_WARM_UP)
     return config
 
 
@@ -350,7 +369,7 @@ class Terms:
     samples: int = 500
     """Samples for FID and KID against equally many training images; 0 leaves these out."""
     likelihood_images: int = 16
-    """Held-out images for bounds and annealed importance sampling; 0 leaves these out."""
+    """Held-out images for bounds, importance weights and annealed importance sampling; 0 leaves these out."""
     seed: int = 0
 
     def __post_init__(self) -> None:

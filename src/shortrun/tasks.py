@@ -6,6 +6,7 @@ command line writes them as pictures and JSON.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -17,13 +18,14 @@ from torch import Tensor
 from shortrun import metrics
 from shortrun.data import Images
 from shortrun.learners.base import Inferred, NotPossibleError
-from shortrun.likelihood import annealed_importance, bits_per_dimension
+from shortrun.likelihood import annealed_importance, bits_per_dimension, importance_weighted
 from shortrun.model import Latents, fit_gaussian, standard_normal
 from shortrun.parallel import CHUNK, in_chunks
 from shortrun.runs import Pretrained
 from shortrun.tune import TuneResult, tune_by_grid
 
 By = Literal["method", "draw", "dynamics"]
+WEIGHTS = 64  # samples of the importance-weighted estimate of log p(x)
 
 
 @torch.no_grad()
@@ -215,23 +217,32 @@ def tune(
 
 
 def log_likelihood(trained: Pretrained, x: Tensor, generator: torch.Generator, stages: int = 200) -> dict[str, Any]:
-    """The method's lower bound of log p(x), and an estimate by annealed importance sampling in so many stages.
+    """What is known of log p(x): means over the images, each with its standard error over them.
+
+    * ``lower_bound``: the ELBO of an encoder, or the density itself for Glow. Methods by chains have none.
+    * ``importance_weighted``: for methods with an encoder; it lies between the ELBO and log p(x).
+    * ``annealed``: annealed importance sampling in so many stages, for all that have latents; for chains and codes it
+      is the likelihood. It, too, is a lower bound in expectation, which more stages make tighter.
 
     Nats per image for the density of images in [-1, 1], and bits per dimension of 8-bit images.
     """
     x = x.to(trained.device)
     dimensions = x[0].numel()
     found: dict[str, Any] = {"likelihood_images": len(x)}
-    try:
-        bound = trained.method.lower_bound(trained.model, x, trained.dynamics, generator).double()
-        found["lower_bound"] = float(bound.mean())
-        found["lower_bound_bits"] = float(bits_per_dimension(bound, dimensions).mean())
-    except NotPossibleError:
-        pass
+
+    def note(name: str, values: Tensor) -> None:
+        for key, each in ((name, values.double()), (f"{name}_bits", bits_per_dimension(values.double(), dimensions))):
+            found[key] = float(each.mean())
+            if len(x) > 1:
+                found[f"{key}_error"] = float(each.std() / math.sqrt(len(x)))
+
+    with contextlib.suppress(NotPossibleError):
+        note("lower_bound", trained.method.lower_bound(trained.model, x, trained.dynamics, generator))
+    if hasattr(trained.model, "encode"):
+        note("importance_weighted", importance_weighted(trained.model, x, trained.model.encode, generator, WEIGHTS))
+        found["importance_weights"] = WEIGHTS
     if stages and hasattr(trained.model, "log_prior"):
-        estimate = annealed_importance(trained.model, x, generator, stages)
-        found["annealed"] = float(estimate.mean())
-        found["annealed_bits"] = float(bits_per_dimension(estimate, dimensions).mean())
+        note("annealed", annealed_importance(trained.model, x, generator, stages))
     return found
 
 

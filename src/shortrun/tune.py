@@ -113,7 +113,8 @@ def free_energy(
     """``F(x) = E_q[log q(z) - log p(x, z)]``, shape ``(batch,)``, constants included (paper, Eq. 19).
 
     ``F(x) + log p(x) = KL(short run || posterior)``. So ``-F`` is a lower bound of ``log p(x)`` whenever
-    the entropy is not overestimated, which ``entropy="conditional"`` guarantees.
+    the entropy is not overestimated; ``entropy="conditional"`` guarantees that where the map from ``z_0`` to ``z_K`` is
+    one-to-one for given noise, and can overestimate it where steps are so long that the map folds.
 
     The arguments are those of :class:`Estimation`; :func:`free_energy_details` also returns errors, the
     stability of the chains and the number of divergent ones.

@@ -43,11 +43,19 @@ class ABP(ShortRun):
             self.remember(chains, batch, layer)
 
     @classmethod
-    def infer(
-        cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
+    def infer_by_dynamics(
+        cls,
+        model: Any,
+        x: Tensor,
+        dynamics: Langevin,
+        mask: Tensor | None = None,
+        generator: RandomSource = None,
+        quiet_steps: int = 0,
     ) -> Inferred:
+        """A chain of several visits, whether it ends in a draw or, with ``quiet_steps``, near the centre."""
         longest = float(torch.tensor(dynamics.step_size).max())
-        return super().infer(model, x, Langevin(TEST_VISITS * dynamics.steps, longest), mask, generator)
+        visits = Langevin(TEST_VISITS * dynamics.steps, longest, dynamics.noise)
+        return super().infer_by_dynamics(model, x, visits, mask, generator, quiet_steps)
 
     def tensors(self) -> dict[str, Tensor]:
         return {f"chains.{i}": layer for i, layer in enumerate(self.chains)}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +15,6 @@ from shortrun.config import ModelConfig, TrainConfig
 from shortrun.generators import build_model
 from shortrun.langevin import Langevin, infer
 from shortrun.model import Latents, RandomSource, standard_normal
-from shortrun.tune import free_energy
-
-EXACT_UP_TO = 64  # latents; with more of them, log-determinants are estimated without matrices
-
 
 COMPILED_TOLERANCE = {"no": 1e-3, "bf16": 0.1, "fp16": 0.1}
 """How far compiled gradients may be from those of autograd, relative to the largest, by mixed precision."""
@@ -70,6 +67,19 @@ def widen(z: Latents, spread: Sequence[float]) -> Latents:
     return tuple(layer * width for layer, width in zip(z, spread, strict=True)) if spread else z
 
 
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """The model in the mode for use instead of learning: batch normalisation neither sees nor learns from the batch."""
+    learning = isinstance(model, nn.Module) and model.training
+    if learning:
+        model.eval()
+    try:
+        yield
+    finally:
+        if learning:
+            model.train()
+
+
 class Learner:
     """A method: how its model is built and used (class methods), and one run of learning it (an instance).
 
@@ -92,7 +102,7 @@ class Learner:
     @classmethod
     def sample(cls, model: Any, count: int, generator: RandomSource = None, spread: Sequence[float] = ()) -> Tensor:
         """Images of latents drawn from the prior; or, with ``spread``, from N(0, spread_l^2 I) in each layer."""
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):
             return model.decoder(widen(model.sample_prior(count, generator), spread))
 
     @classmethod
@@ -100,7 +110,8 @@ class Learner:
         cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
     ) -> Inferred:
         """Latents of ``x`` by the method's own inference; hidden pixels have no influence."""
-        return cls.infer_by_dynamics(model, x, dynamics, mask, generator)
+        with evaluating(model):
+            return cls.infer_by_dynamics(model, x, dynamics, mask, generator)
 
     @classmethod
     def draw(
@@ -140,17 +151,22 @@ class Learner:
 
     @classmethod
     def lower_bound(cls, model: Any, x: Tensor, dynamics: Langevin, generator: torch.Generator) -> Tensor:
-        """A lower bound of log p(x), shape ``(n,)``: minus the free energy with the conditional entropy."""
-        size = sum(math.prod(shape) for shape in model.latent_shapes)
-        estimator: Any = "exact" if size <= EXACT_UP_TO else "lanczos"
-        return -free_energy(
-            model, x, dynamics, entropy="conditional", estimator=estimator, samples=4, generator=generator
+        """A lower bound of log p(x), shape ``(n,)``, for methods that have one.
+
+        Chains have none. Minus the free energy with the conditional entropy, ``E log p(x, z_K) + H(z_0) + E sum_k
+        log|det A_k|``, is one only where the map from ``z_0`` to ``z_K`` is one-to-one for given noise: where it folds,
+        the log-determinants count the same volume several times, and the sum can exceed log p(x).
+        """
+        raise NotPossibleError(
+            "the density of the end of a chain is not known: its conditional entropy is no lower bound of the true one "
+            "where the map of the chain folds, so there is no lower bound of log p(x); annealed importance sampling "
+            "estimates it"
         )
 
     # -- learning -------------------------------------------------------------------------------------
 
     def __init__(self, model: Any, config: TrainConfig, accelerator: Accelerator, images: Any = None) -> None:
-        self.model, self.config, self.accelerator = model, config, accelerator
+        self.model, self.config, self.accelerator = model.train(), config, accelerator
         self.dynamics = Langevin(config.steps, config.step_size)
         """What infers latents through the decoder."""
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -186,9 +202,10 @@ class Learner:
 
     def reconstruct(self, x: Tensor, generator: RandomSource) -> Tensor:
         """Decode what the method infers; divergent chains give NaN."""
-        z, _ = self.infer(self.model, x, self.dynamics, None, generator)
-        with torch.no_grad():
-            return self.model.decoder(z)
+        with evaluating(self.model):
+            z, _ = self.infer(self.model, x, self.dynamics, None, generator)
+            with torch.no_grad():
+                return self.model.decoder(z)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds besides model and optimiser."""

@@ -3,7 +3,12 @@ r"""Generative latent optimisation (Bojanowski et al., "Optimizing the Latent Sp
 .. math:: \min_\theta \frac1n \sum_i \min_{\|z_i\| \le 1} \| x_i - g_\theta(z_i) \|^2 .
 
 Every training image has a learnable code on the unit ball, which starts at its principal components. Codes of new
-images are found by the same optimisation with the generator held fixed; samples come from a Gaussian fitted to them.
+images are found by the same optimisation with the generator held fixed; samples come from a Gaussian fitted to them,
+which is also the prior p(z) of the model: draws and density are those of the Gaussian itself, off the ball too.
+
+Bojanowski et al. learn both by plain SGD, rate 1 for the generator and 10 for the codes; so does the re-implementation
+that the paper's appendix names (tneumann/minimal_glo). The codes' rate there multiplies the gradient of the mean over a
+batch of 128 images; here it multiplies that of each image's own error, so it is ``10 / 128``.
 """
 
 from __future__ import annotations
@@ -21,7 +26,8 @@ from shortrun.learners.base import Batch, Inferred, Learner, NotPossibleError, U
 from shortrun.learners.vae import one_layer_decoder
 from shortrun.model import GaussianModel, Latents, RandomSource, fit_gaussian, standard_normal
 
-PCA_IMAGES = 5000
+PCA_IMAGES = 64 * 64 * 3 * 2  # n_pca of the paper's appendix
+CHUNK = 4096
 TEST_STEPS, TEST_RATE = 150, 0.05
 
 
@@ -57,7 +63,7 @@ class CodeModel(GaussianModel):
 
     def sample_prior(self, n: int, generator: RandomSource = None) -> Latents:
         noise = standard_normal((n, len(self.mean)), self.mean, generator)
-        return (to_ball(self.mean + noise @ self.factor.T),)
+        return (self.mean + noise @ self.factor.T,)
 
     def log_prior(self, z: Latents) -> Tensor:
         centred = (z[0] - self.mean).T
@@ -66,16 +72,34 @@ class CodeModel(GaussianModel):
         return -0.5 * (standard.square().sum(1) + len(self.mean) * math.log(2 * math.pi)) - log_volume
 
 
+def principal_directions(images: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean of the images in these rows and their principal directions, of shape ``(directions, pixels)``.
+
+    With more images than pixels, as the eigenvectors of their covariance, which is summed up part by part: the images
+    need not all be in memory as floating point numbers.
+    """
+    pixels = math.prod(images.shape)
+    parts = rows.split(CHUNK)
+    mean = sum(images.batch(part).flatten(1).sum(0, dtype=torch.float64) for part in parts).float() / len(rows)
+    if len(rows) <= pixels:
+        return mean, torch.linalg.svd(images.batch(rows).flatten(1) - mean, full_matrices=False)[2]
+    covariance = torch.zeros(pixels, pixels)
+    for part in parts:
+        centred = images.batch(part).flatten(1) - mean
+        covariance.addmm_(centred.T, centred, alpha=1 / len(rows))
+    return mean, torch.linalg.eigh(covariance)[1].T.flip(0)
+
+
 def principal_codes(images: Any, size: int, generator: torch.Generator) -> Tensor:
     """Principal components of every image, scaled to the unit sphere."""
-    chosen = torch.randperm(len(images), generator=generator)[:PCA_IMAGES]
-    sample = images.batch(chosen).flatten(1)
-    mean = sample.mean(0)
-    _, _, directions = torch.linalg.svd(sample - mean, full_matrices=False)
+    mean, directions = principal_directions(images, torch.randperm(len(images), generator=generator)[:PCA_IMAGES])
     if len(directions) < size:
-        raise ValueError(f"codes of size {size} need at least as many training images; there are {len(images)}")
+        raise ValueError(
+            f"codes of size {size} need at least as many training images and pixels; there are {len(images)} images of "
+            f"{math.prod(images.shape)} pixels"
+        )
     parts = []
-    for rows in torch.arange(len(images)).split(4096):
+    for rows in torch.arange(len(images)).split(CHUNK):
         codes = (images.batch(rows).flatten(1) - mean) @ directions[:size].T
         parts.append(codes / codes.norm(dim=1, keepdim=True).clamp_min(1e-12))
     return torch.cat(parts)
@@ -90,6 +114,8 @@ class GLO(Learner):
 
     def __init__(self, model: Any, config: TrainConfig, accelerator: Accelerator, images: Any = None) -> None:
         super().__init__(model, config, accelerator, images)
+        if config.optimiser == "sgd":
+            self.optimiser = torch.optim.SGD(self.parameters, lr=config.learning_rates[0])
         generator = torch.Generator().manual_seed(config.seed)
         self.codes = principal_codes(images, math.prod(model.latent_shapes[0]), generator)
 

@@ -3,6 +3,15 @@ r"""Glow (Kingma & Dhariwal, "Generative Flow with Invertible 1x1 Convolutions",
 An invertible map from images to noise: ``log p(x) = log N(f(x)) + log|det df/dx|`` is exact, with uniform noise added
 to the 8-bit images (dequantisation). ``levels`` times: squeeze 2x2 into colours, ``depth`` steps of (actnorm,
 invertible 1x1 convolution, coupling), and half of the maps leave as latents. There is nothing to infer.
+
+As in the official code, the half :math:`z_2` that leaves at a split has a learned prior given the half :math:`z_1`
+that stays, and the rest at the top is standard normal (``learntop=False``):
+
+.. math:: p(z_2 \mid z_1) = N(\mu(z_1), \mathrm{diag}\, e^{2 \lambda(z_1)}), \qquad
+          (\mu, \lambda) = \mathrm{conv}(z_1), \quad \text{zero at the start.}
+
+Actnorm, 1x1 convolution, coupling, squeeze and the networks inside couplings are those of normflows; it has neither the
+convolution that starts at zero with a learned scale nor a prior at a split that depends on the other half.
 """
 
 from __future__ import annotations
@@ -23,14 +32,80 @@ from shortrun.learners.base import Batch, Learner, NotPossibleError, Update
 from shortrun.model import RandomSource, standard_normal
 
 INITIAL_IMAGES = 256
+LOG_SCALE_FACTOR = 3.0  # as in the official code: scales are learned this much faster
+WEIGHT_DEVIATION = 0.05
+
+
+class ZeroConv(nn.Conv2d):
+    """``exp(3 s) (W * x + b)`` with all of ``W, b, s`` zero at the start (Kingma & Dhariwal, Sec. 3.3)."""
+
+    def __init__(self, maps: int, maps_out: int) -> None:
+        super().__init__(maps, maps_out, 3, padding=1)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+        self.log_scale = nn.Parameter(torch.zeros(1, maps_out, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * torch.exp(LOG_SCALE_FACTOR * self.log_scale)
+
+
+class ConditionalMerge(nf.flows.Merge):
+    """The conditional prior of a split as part of the flow: ``(z_1, e) -> (z_1, mu(z_1) + exp(lambda(z_1)) e)``.
+
+    In these coordinates all that leaves the flow is N(0, I), so density and samples have one form at every level.
+    """
+
+    def __init__(self, maps: int) -> None:
+        super().__init__()
+        self.prior = ZeroConv(maps, 2 * maps)
+
+    def forward(self, z: list[Tensor]) -> tuple[Tensor, Tensor]:
+        stays, noise = z
+        mean, log_sd = self.prior(stays).chunk(2, 1)
+        merged, _ = super().forward([stays, mean + torch.exp(log_sd) * noise])
+        return merged, log_sd.sum((1, 2, 3))
+
+    def inverse(self, z: Tensor) -> tuple[list[Tensor], Tensor]:
+        (stays, leaves), _ = super().inverse(z)
+        mean, log_sd = self.prior(stays).chunk(2, 1)
+        return [stays, (leaves - mean) * torch.exp(-log_sd)], -log_sd.sum((1, 2, 3))
+
+
+def glow_block(maps: int, width: int, additive: bool, published: bool) -> nn.Module:
+    """One step of the flow; ``published``: the network of its coupling as in the official code.
+
+    That is conv 3x3, actnorm, relu, conv 1x1, actnorm, relu, and :class:`ZeroConv`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # normflows calls torch.lu, which is being renamed
+        block = nf.flows.GlowBlock(maps, width, scale=not additive, net_actnorm=published)
+    if published:
+        (network,) = (module.net for module in block.modules() if isinstance(module, nf.nets.ConvNet2d))
+        network[-1] = ZeroConv(network[-1].in_channels, network[-1].out_channels)
+        for layer in network[:-1]:
+            if isinstance(layer, nn.Conv2d):
+                nn.init.normal_(layer.weight, std=WEIGHT_DEVIATION)
+    return block
 
 
 class GlowFlow(nn.Module):
-    """The flow. Images whose sides do not divide by ``2^levels`` are framed in black, and samples cut to size."""
+    """The flow. Images whose sides do not divide by ``2^levels`` are framed in black, and samples cut to size.
+
+    Not ``published`` is the flow of models that were saved before it had conditional priors: a learned Gaussian at each
+    level, and no actnorm inside couplings.
+    """
 
     sigma: Tensor
 
-    def __init__(self, image: tuple[int, int, int], levels: int, depth: int, width: int, additive: bool) -> None:
+    def __init__(
+        self,
+        image: tuple[int, int, int],
+        levels: int,
+        depth: int,
+        width: int,
+        additive: bool,
+        published: bool = True,
+    ) -> None:
         super().__init__()
         self.image = image
         colours, height, width_of_image = image
@@ -40,15 +115,13 @@ class GlowFlow(nn.Module):
         bases, flows, merges = [], [], []
         for level in range(levels):  # the last one in this list sees the image first
             maps = colours * 2 ** (levels + 1 - level)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # normflows calls torch.lu, which is being renamed
-                blocks: list[nn.Module] = [nf.flows.GlowBlock(maps, width, scale=not additive) for _ in range(depth)]
-            flows.append([*blocks, nf.flows.Squeeze()])
+            flows.append([*(glow_block(maps, width, additive, published) for _ in range(depth)), nf.flows.Squeeze()])
             side = 2 ** (levels - level)
             if level > 0:
-                merges.append(nf.flows.Merge())
                 maps //= 2
-            bases.append(nf.distributions.DiagGaussian((maps, shape[1] // side, shape[2] // side)))
+                merges.append(ConditionalMerge(maps) if published else nf.flows.Merge())
+            size = (maps, shape[1] // side, shape[2] // side)
+            bases.append(nf.distributions.DiagGaussian(size, trainable=not published))
         self.flow = nf.MultiscaleFlow(bases, flows, merges, class_cond=False)
         self.latent_shapes = tuple(tuple(base.shape) for base in bases)
         self.set_initialised(True)
@@ -79,7 +152,7 @@ class Glow(Learner):
 
     @classmethod
     def build(cls, config: ModelConfig, image: tuple[int, int, int], sigma: float) -> nn.Module:
-        return GlowFlow(image, config.levels, config.depth, config.width, config.additive)
+        return GlowFlow(image, config.levels, config.depth, config.width, config.additive, config.published_glow)
 
     @classmethod
     def sample(cls, model: Any, count: int, generator: RandomSource = None, spread: Sequence[float] = ()) -> Tensor:

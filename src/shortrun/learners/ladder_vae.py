@@ -8,6 +8,10 @@ it is combined with the generator's own conditional prior, weighted by precision
 
 The top layer has the upward estimate alone, so with one layer it is a VAE. The weight of the KL term rises from 0 to 1
 during ``kl_warm_up`` (deterministic warm-up).
+
+The paper's third ingredient is batch normalisation, in all layers but the output ones. Here the whole upward pass has
+it, before each nonlinearity, and its heads for mean and deviation have none. The generator has none either: it must be
+the same one for every method, and chains on it need a log joint of each image that does not depend on the others.
 """
 
 from __future__ import annotations
@@ -20,19 +24,35 @@ from torch import Tensor, nn
 
 from shortrun.config import ModelConfig
 from shortrun.generators import ModelError, TopDownGenerator, build_model
-from shortrun.learners.vae import VAE, Autoencoder, Encoded, Trunk, gaussian_kl, gaussian_log_density
+from shortrun.learners.vae import (
+    VAE,
+    Autoencoder,
+    Encoded,
+    Trunk,
+    gaussian_kl,
+    gaussian_log_density,
+    normalisation,
+)
 from shortrun.model import Latents
 
 
 class LadderAutoencoder(Autoencoder):
     decoder: TopDownGenerator
 
-    def __init__(self, decoder: TopDownGenerator, image: tuple[int, int, int], channels: int, sigma: float) -> None:
+    def __init__(
+        self,
+        decoder: TopDownGenerator,
+        image: tuple[int, int, int],
+        channels: int,
+        sigma: float,
+        batch_norm: bool = False,
+    ) -> None:
         super().__init__(decoder, decoder.latent_shapes, sigma)
         sizes = [math.prod(shape) for shape in self.latent_shapes]
-        self.trunk = Trunk(image, channels)
+        self.trunk = Trunk(image, channels, batch_norm)
         maps, features = self.trunk.shape[0], math.prod(self.trunk.shape)
-        self.ups = nn.ModuleList(nn.Conv2d(maps, maps, 3, padding=1) for _ in sizes[1:])
+        self.ups = nn.ModuleList(nn.Conv2d(maps, maps, 3, padding=1, bias=not batch_norm) for _ in sizes[1:])
+        self.norms = nn.ModuleList(normalisation(maps, batch_norm) for _ in sizes[1:])
         self.heads = nn.ModuleList(nn.Linear(features, 2 * size) for size in sizes)
 
     def estimates(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -43,7 +63,7 @@ class LadderAutoencoder(Autoencoder):
             mean, log_sd = self.heads[i](hidden.flatten(1)).chunk(2, 1)
             found.append((mean, log_sd.clamp(-8, 4)))
             if i > 0:
-                hidden = hidden + F.gelu(self.ups[i - 1](hidden))
+                hidden = hidden + F.gelu(self.norms[i - 1](self.ups[i - 1](hidden)))
         return found[::-1]
 
     def encode(self, x: Tensor, eps: Latents) -> Encoded:
@@ -82,4 +102,4 @@ class LadderVAE(VAE):
                 f"coordinates; {config.kind} in {config.coordinates} coordinates was given"
             )
         decoder: TopDownGenerator = build_model(config, image, sigma).decoder  # type: ignore[assignment]
-        return LadderAutoencoder(decoder, image, config.encoder_channels, sigma)
+        return LadderAutoencoder(decoder, image, config.encoder_channels, sigma, config.batch_norm)

@@ -9,7 +9,7 @@ The decoder is the generator that short run inference learns; the encoder is wha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +22,8 @@ from shortrun.config import ModelConfig, TrainConfig
 from shortrun.generators import ModelError, build_model
 from shortrun.gradients import checked
 from shortrun.langevin import Langevin
-from shortrun.learners.base import COMPILED_TOLERANCE, Batch, Inferred, Learner, Update
+from shortrun.learners.base import COMPILED_TOLERANCE, Batch, Inferred, Learner, Update, evaluating
+from shortrun.learners.batch_norm import BatchNorm
 from shortrun.model import GaussianModel, Latents, RandomSource
 from shortrun.tune import StepSizeError, tune_by_grid
 
@@ -41,21 +42,30 @@ class Encoded(NamedTuple):
 
 
 class Trunk(nn.Module):
-    """Convolutions with stride two from the image down to maps of at most 8x8 (``GELU`` in between)."""
+    """Convolutions with stride two from the image down to maps of at most 8x8 (``GELU`` in between).
 
-    def __init__(self, image: tuple[int, int, int], channels: int) -> None:
+    With ``batch_norm`` each is normalised before its ``GELU``; it then needs no bias.
+    """
+
+    def __init__(self, image: tuple[int, int, int], channels: int, batch_norm: bool = False) -> None:
         super().__init__()
         colours, height, width = image
-        self.layers = nn.ModuleList([nn.Conv2d(colours, channels, 5, padding=2)])
+        bias = not batch_norm
+        self.layers = nn.ModuleList([nn.Conv2d(colours, channels, 5, padding=2, bias=bias)])
         while min(height, width) > 8:
-            self.layers.append(nn.Conv2d(channels, 2 * channels, 4, stride=2, padding=1))
+            self.layers.append(nn.Conv2d(channels, 2 * channels, 4, stride=2, padding=1, bias=bias))
             height, width, channels = height // 2, width // 2, 2 * channels
+        self.norms = nn.ModuleList(normalisation(layer.out_channels, batch_norm) for layer in self.layers)
         self.shape = (channels, height, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = F.gelu(layer(x))
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = F.gelu(norm(layer(x)))
         return x
+
+
+def normalisation(maps: Any, batch_norm: bool) -> nn.Module:
+    return BatchNorm(maps) if batch_norm else nn.Identity()
 
 
 def gaussian_log_density(z: Tensor, mean: Tensor, log_sd: Tensor) -> Tensor:
@@ -98,6 +108,29 @@ class GaussianAutoencoder(Autoencoder):
         return Encoded(z, gaussian_log_density(flat, mean, log_sd), gaussian_kl(mean, log_sd))
 
 
+def first_without_traces(function: Callable[..., Any], buffers: Sequence[Tensor]) -> Callable[..., Any]:
+    """``function`` whose first call leaves the buffers as they were.
+
+    The first call of a compiled function is only compared with the plain one, which has seen the same batch: running
+    statistics must not count it twice.
+    """
+    called = False
+
+    def call(*arguments: Any) -> Any:
+        nonlocal called
+        if called:
+            return function(*arguments)
+        called = True
+        before = [buffer.clone() for buffer in buffers]
+        try:
+            return function(*arguments)
+        finally:
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+
+    return call
+
+
 class VAE(Learner):
     """Learning with an encoder; :class:`Autoencoder` says what a method has to provide."""
 
@@ -130,7 +163,7 @@ class VAE(Learner):
 
     @classmethod
     def _encode(cls, model: Any, x: Tensor, eps: Latents, mask: Tensor | None, generator: RandomSource) -> Inferred:
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):
             if mask is not None:
                 seen = mask.expand_as(x)
                 x = torch.where(seen, x, torch.zeros((), dtype=x.dtype, device=x.device))
@@ -144,7 +177,7 @@ class VAE(Learner):
     def lower_bound(cls, model: Any, x: Tensor, dynamics: Langevin, generator: torch.Generator) -> Tensor:
         """The ELBO, averaged over a few draws."""
         draws = []
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):
             for _ in range(BOUND_DRAWS):
                 encoded = model.encode(x, model.sample_prior(len(x), generator))
                 draws.append(model.log_likelihood(x, encoded.z) - encoded.kl)
@@ -154,7 +187,9 @@ class VAE(Learner):
         super().__init__(model, config, accelerator, images)
         self.differentiate = partial(self._differentiate, self._loss)
         if self.compiled:
-            fast = partial(self._differentiate, torch.compile(self._loss, dynamic=False))
+            fast = first_without_traces(
+                partial(self._differentiate, torch.compile(self._loss, dynamic=False)), list(model.buffers())
+            )
             tolerance = COMPILED_TOLERANCE[config.mixed_precision]
             self.differentiate = checked("learning step", fast, self.differentiate, tolerance, self.tell)  # type: ignore[assignment]
 

@@ -1,9 +1,13 @@
 r"""VAE with inverse autoregressive flow (Kingma et al., "Improved Variational Inference with IAF", 2016).
 
-.. math:: z_0 = \mu(x) + \sigma(x) \epsilon, \qquad z_t = \mu_t(z_{t-1}, h(x)) + \sigma_t(z_{t-1}, h(x)) z_{t-1},
+.. math:: z_0 = \mu(x) + \sigma(x) \epsilon, \qquad z_t = \sigma_t z_{t-1} + (1 - \sigma_t) m_t, \qquad
+          \sigma_t = \mathrm{sigmoid}(s_t), \quad (m_t, s_t) = \mathrm{MADE}_t(z_{t-1}, h(x)),
 
-where mean and scale of each coordinate depend on the coordinates before it (MADE), so that
-``log q(z_T | x) = log q(z_0 | x) - sum_t sum_i log sigma_{t,i}``. The transformations are zuko's.
+where ``m`` and ``s`` of each coordinate depend on the coordinates before it, so that
+``log q(z_T | x) = log q(z_0 | x) - sum_t sum_i log sigma_{t,i}``. This is the LSTM-type gate that the paper
+recommends as the stable one (its Algorithm 1); ``s`` starts two above what the network says, so the flow begins near
+the identity. Models saved before have zuko's affine transformation ``exp(a) z + b`` instead, ``a`` softly clipped at
+``log 1000``. Masked networks and autoregressive inverse are zuko's.
 """
 
 from __future__ import annotations
@@ -12,19 +16,58 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributions import Transform, constraints
 from zuko.flows.autoregressive import MaskedAutoregressiveTransform
+from zuko.transforms import MonotonicAffineTransform
 
 from shortrun.config import ModelConfig
 from shortrun.learners.vae import VAE, Autoencoder, Encoded, Trunk, gaussian_log_density, one_layer_decoder
 from shortrun.model import Latents
+
+FORGET_BIAS = 2.0  # Kingma et al., Sec. 4, start with s near one or two
+
+
+class GatedTransform(Transform):
+    """``f(z) = sigma z + (1 - sigma) m`` with ``sigma = sigmoid(s + 2)``, coordinate by coordinate."""
+
+    domain = constraints.real
+    codomain = constraints.real
+    bijective = True
+    sign = +1
+
+    def __init__(self, m: Tensor, s: Tensor) -> None:
+        super().__init__()
+        self.s = s + FORGET_BIAS
+        self.keep = torch.sigmoid(self.s)
+        self.shift = torch.sigmoid(-self.s) * m
+
+    def _call(self, x: Tensor) -> Tensor:
+        return self.keep * x + self.shift
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return (y - self.shift) / self.keep
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.logsigmoid(self.s).expand(x.shape)
+
+
+GATES = {"sigmoid": GatedTransform, "affine": MonotonicAffineTransform}
 
 
 class FlowAutoencoder(Autoencoder):
     """One layer of latents; the posterior is a Gaussian that autoregressive transformations have reshaped."""
 
     def __init__(
-        self, decoder: Any, image: tuple[int, int, int], channels: int, flows: int, width: int, sigma: float
+        self,
+        decoder: Any,
+        image: tuple[int, int, int],
+        channels: int,
+        flows: int,
+        width: int,
+        sigma: float,
+        gate: str = "sigmoid",
     ) -> None:
         super().__init__(decoder, decoder.latent_shapes, sigma)
         size = math.prod(self.latent_shapes[0])
@@ -33,7 +76,9 @@ class FlowAutoencoder(Autoencoder):
         self.head = nn.Linear(math.prod(self.trunk.shape), 2 * size + width)
         orders = [torch.arange(size) if t % 2 == 0 else torch.arange(size - 1, -1, -1) for t in range(flows)]
         self.flows = nn.ModuleList(
-            MaskedAutoregressiveTransform(size, context=width, order=order, hidden_features=(2 * width, 2 * width))
+            MaskedAutoregressiveTransform(
+                size, context=width, order=order, univariate=GATES[gate], hidden_features=(2 * width, 2 * width)
+            )
             for order in orders
         )
 
@@ -68,4 +113,6 @@ class VAEWithIAF(VAE):
     @classmethod
     def build(cls, config: ModelConfig, image: tuple[int, int, int], sigma: float) -> nn.Module:
         decoder = one_layer_decoder(config, image, sigma, "vae-iaf")
-        return FlowAutoencoder(decoder, image, config.encoder_channels, config.flows, config.flow_width, sigma)
+        return FlowAutoencoder(
+            decoder, image, config.encoder_channels, config.flows, config.flow_width, sigma, config.gate
+        )
