@@ -75,6 +75,34 @@ def test_celeba_follows_the_published_partition(tmp_path):
     assert red == {"train": [0, 2, 5], "test": [1, 4]}
 
 
+def test_celeba_as_the_paper_and_the_script_resize_it(tmp_path):
+    """The shorter side becomes 32, bilinear; then the centre is cut out: columns 0..31, rows 4..35 of 32 x 39."""
+    generator = np.random.default_rng(0)
+    folder = tmp_path / "celeba" / "img_align_celeba"
+    folder.mkdir(parents=True)
+    for i in range(4):
+        Image.fromarray(generator.integers(0, 256, (218, 178, 3), dtype=np.uint8)).save(folder / f"{i:06d}.png")
+    images = data.load("celeba", root=tmp_path, size=32, crop="whole")
+    with Image.open(folder / "000000.png") as whole:
+        resized = np.asarray(whole.resize((32, 39), Image.Resampling.BILINEAR))
+    assert np.array_equal(images.array[0].permute(1, 2, 0).numpy(), resized[4:36])
+    assert not torch.equal(images.array, data.load("celeba", root=tmp_path, size=32).array)  # cut to the face
+    assert not torch.equal(images.array, data.load("celeba", root=tmp_path, size=32, crop=140).array)
+
+
+@pytest.mark.parametrize("kind", ["folder", "npz"])
+def test_the_first_images_alone(tmp_path, kind):
+    if kind == "folder":
+        write_images(tmp_path / "set", 10)
+        name = f"folder:{tmp_path / 'set'}"
+    else:
+        np.savez(tmp_path / "set.npz", train=np.arange(10, dtype=np.uint8).repeat(16).reshape(10, 4, 4))
+        name = f"npz:{tmp_path / 'set.npz'}"
+    everything, some = data.load(name), data.load(name, limit=3)
+    assert len(some) == 3
+    assert torch.equal(some.array, everything.array[:3])
+
+
 def test_many_images_are_decoded_once_into_a_mapped_file(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "CACHED_FROM", 4)
     monkeypatch.setenv("SHORTRUN_CACHE", str(tmp_path / "cache"))

@@ -7,9 +7,9 @@ import torch
 from small_models import conv_data, conv_model
 
 import shortrun as sr
-from shortrun.entropy import gradient_and_hessian, lanczos, run_chains
+from shortrun.entropy import flat_sizes, gradient_and_hessian, lanczos, log_trace, run_chains, stability
 from shortrun.langevin import Target
-from shortrun.tune import Estimation, free_energy_details, gaussian_cap
+from shortrun.tune import Estimation, free_energy_details, gaussian_cap, mixture_entropy
 
 
 def whole_chain(target, table, noises):
@@ -114,6 +114,53 @@ def test_lanczos_agrees_with_exact_within_its_own_error(entropy):
         assert errors[probes] < 3 * stated
     assert errors[256] < 0.4 * errors[4]  # 1/8 in expectation
     assert torch.allclose(exact.stability, run("lanczos", 4).stability, rtol=0.05)
+
+
+def wide_problem(spectrum, dimension=100):
+    """A linear model with many more latents than a Krylov space has dimensions, and its largest curvature."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (dimension + 20, dimension)
+    left, scales, right = torch.linalg.svd(
+        torch.randn(shape, generator=generator, dtype=torch.float64) / math.sqrt(dimension), full_matrices=False
+    )
+    if spectrum == "decaying":
+        scales = 3 * torch.arange(1, dimension + 1, dtype=torch.float64) ** -0.7
+    exact = sr.LinearGaussian(left * scales @ right, 0.4)
+    x = torch.randn(6, shape[0], generator=generator, dtype=torch.float64)
+    return exact.model(), x, float(torch.linalg.eigvalsh(exact.precision).max())
+
+
+@pytest.mark.parametrize("steepness", [0.5, 1.0, 1.5, 1.9, 2.6, 3.0])
+@pytest.mark.parametrize("spectrum", ["decaying", "random"])
+@pytest.mark.parametrize("entropy", ["conditional", "marginal"])
+def test_matrix_free_estimates_state_their_error_at_long_steps(entropy, spectrum, steepness):
+    """Beyond s * lambda = 1, where log|1 + t| is singular within the spectrum; 100 latents, 12 Krylov steps."""
+    model, x, curvature = wide_problem(spectrum)
+    dynamics = sr.Langevin(15, steepness / curvature)
+
+    def run(estimator):
+        how = Estimation(entropy, estimator, samples=1, probes=8)
+        return free_energy_details(model, x, dynamics, how, generator=torch.Generator().manual_seed(0))
+
+    exact = run("exact")
+    for estimator in ("lanczos", "endpoint"):  # the end point stands for the chain exactly: the model is linear
+        found = run(estimator)
+        assert ((found.entropy - exact.entropy).abs() / found.probe_error).max() < 5
+        # and the error says something: except where an eigenvalue of A_k is 0 or those of C_K span all of float64
+        if steepness not in (1.0, 3.0):
+            assert found.probe_error.max() < (4 if entropy == "marginal" or estimator == "lanczos" else 40)
+
+
+def test_a_trace_with_many_equal_eigenvalues():
+    """A Krylov space finds one eigenvector of each; the others are left to the probes."""
+    values = torch.tensor([0.3] * 20 + [0.9] * 15 + [1.7] * 5 + [2.5], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(41, 41, generator=generator, dtype=torch.float64))[0]
+    matrix = basis * values @ basis.T
+    probes = torch.randn(401, 1, 41, generator=generator, dtype=torch.float64)
+    found = log_trace(lambda v: v @ matrix, lambda t: (1 - t).abs().log(), probes[1:], probes[0], 0.5, 6)
+    assert abs(found.value - (1 - values).abs().log().sum()) < 4 * found.variance.sqrt()
+    assert found.variance.sqrt() < 1
 
 
 def test_lanczos_quadrature_is_exact_on_a_small_matrix():
@@ -262,3 +309,118 @@ def test_cap_is_the_entropy_of_a_gaussian_and_above_that_of_others(chains):
     assert 0.8 < cap.std() / error < 1.2
     uniform = torch.rand(400, chains, 3, generator=generator, dtype=torch.float64)  # entropy 0
     assert gaussian_cap(uniform)[0].mean() > 0.3
+
+
+def gaussian_chains(examples, chains, dimension, curvature, s):
+    """``z_K`` and its centre for chains that have arrived at the stationary law of a quadratic log joint."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (examples, chains, dimension)
+    variance = 2 * s / (1 - (1 - s * curvature) ** 2)
+    before = math.sqrt(variance) * torch.randn(shape, generator=generator, dtype=torch.float64)
+    centre = (1 - s * curvature) * before
+    z = centre + math.sqrt(2 * s) * torch.randn(shape, generator=generator, dtype=torch.float64)
+    entropy = 0.5 * dimension * math.log(2 * math.pi * math.e * variance)
+    return z, centre, torch.full((dimension,), 2 * s, dtype=torch.float64), entropy
+
+
+@pytest.mark.parametrize(("dimension", "chains"), [(1, 8), (2, 64), (8, 16), (40, 8)])
+def test_the_mixture_of_last_steps_is_an_upper_bound_in_expectation(dimension, chains):
+    z, centre, variances, entropy = gaussian_chains(3000, chains, dimension, 20.0, 0.02)
+    bound = mixture_entropy(z, centre, variances).bound
+    assert bound.mean() > entropy - 3 * bound.std() / math.sqrt(3000)
+    # each chain's own last step is left out: with it, the average would be far below the entropy of many dimensions
+    if dimension == 40:
+        assert bound.mean() > entropy + 5
+
+
+@pytest.mark.parametrize(("dimension", "chains", "tight"), [(1, 256, True), (2, 512, True), (40, 64, False)])
+def test_the_mixture_knows_where_it_is_tight(dimension, chains, tight):
+    z, centre, variances, entropy = gaussian_chains(200, chains, dimension, 20.0, 0.02)
+    found = mixture_entropy(z, centre, variances)
+    assert bool((found.slack < 0.1).all()) == tight
+    if tight:
+        error = 3 * found.estimate.std() / math.sqrt(200)
+        assert abs(found.estimate.mean() - entropy) < error + 0.005
+
+
+def test_the_mixture_sees_two_modes():
+    """Half of the chains at -3, half at 3: log 2 more than one mode has, which no local linearisation can tell."""
+    z, centre, variances, entropy = gaussian_chains(50, 400, 1, 20.0, 0.02)
+    side = torch.where(torch.arange(400) % 3 == 0, -3.0, 3.0)[:, None]
+    found = mixture_entropy(z + side, centre + side, variances)
+    share = 134 / 400
+    mixing = -share * math.log(share) - (1 - share) * math.log(1 - share)
+    assert abs(found.estimate.mean() - entropy - mixing) < 0.03
+
+
+def test_gradient_of_the_mixture_against_finite_differences():
+    """The bound enters the objective of the tuner, so its derivative has to follow the step sizes."""
+    model = sr.GaussianModel(lambda z: torch.sin(2 * z[0]), [(1,)], 0.5).double()
+    x = torch.tensor([[0.4]], dtype=torch.float64)
+
+    def value(s):
+        how = Estimation(samples=500)
+        details = free_energy_details(
+            model, x, sr.Langevin(4, 0.05), how, generator=torch.Generator().manual_seed(0), table=s.expand(4, 1)
+        )
+        assert details.mixture.slack < 0.1
+        return details.value.mean()
+
+    s = torch.full((1, 1), 0.05, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(value(s), s)
+    difference = (value(s.detach() + 1e-6) - value(s.detach() - 1e-6)) / 2e-6
+    torch.testing.assert_close(slope[0, 0], difference, rtol=1e-5, atol=1e-5)
+
+
+def test_stability_is_the_longest_step_times_the_curvature_at_the_end():
+    """Against eigvalsh of the whole Hessian; the estimators, and so the guards, all measure this."""
+    model = conv_model()
+    x = conv_data(model, 3)
+    table = torch.tensor([[0.03, 0.02], [0.02, 0.03], [0.01, 0.01]], dtype=torch.float64)
+    found = {}
+    for estimator in ("exact", "lanczos"):
+        generator = torch.Generator().manual_seed(0)
+        target = Target(model, x, None, generator=generator)
+        run = run_chains(target, table, noise=True, generator=generator, estimator=estimator)
+        found[estimator] = run.stability
+        _, hessian = gradient_and_hessian(target.flat_log_joint, run.z)
+        root = torch.full((7,), 0.03, dtype=torch.float64).sqrt()  # the longest step of each layer
+        expected = torch.linalg.eigvalsh(-root[:, None] * hessian * root)[:, -1]
+        torch.testing.assert_close(run.stability, expected)
+        probe = torch.ones_like(run.z)
+        torch.testing.assert_close(stability(target, run.z, flat_sizes(target, table), probe), expected)
+    torch.testing.assert_close(found["exact"], found["lanczos"])
+
+
+def test_minus_the_conditional_free_energy_can_exceed_the_evidence():
+    """One step with s * lambda = 1.9 on x = sin(3 z): everything by quadrature, and the package's estimate of it."""
+    model = sr.GaussianModel(lambda z: torch.sin(3 * z[0]), [(1,)], 1.0).double()
+    grid = torch.linspace(-9, 9, 20001, dtype=torch.float64)[:, None].requires_grad_()
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    log_joint = model.log_prior((grid,)) + model.log_likelihood(zero.expand_as(grid), (grid,))
+    (slope,) = torch.autograd.grad(log_joint.sum(), grid, create_graph=True)
+    (hessian,) = torch.autograd.grad(slope.sum(), grid)
+    cell = 18 / 20000
+    evidence = torch.logsumexp(log_joint, 0).detach() + math.log(cell)
+    posterior = torch.exp(log_joint.detach() - evidence) * cell
+    s = 1.9 / float(-(posterior[:, None] * hessian).sum())
+    prior = torch.exp(model.log_prior((grid.detach(),))) * cell
+    entropy = 0.5 * math.log(2 * math.pi * math.e) + (prior * (1 + s * hessian[:, 0]).abs().log()).sum()
+    energy = torch.zeros((), dtype=torch.float64)
+    noises = torch.linspace(-6, 6, 121, dtype=torch.float64)
+    weights = torch.softmax(-0.5 * noises**2, 0)
+    for eps, weight in zip(noises, weights, strict=True):
+        moved = (grid + s * slope + math.sqrt(2 * s) * eps).detach()
+        joint = model.log_prior((moved,)) + model.log_likelihood(zero.expand_as(moved), (moved,))
+        energy = energy - weight * (prior * joint).sum()
+    excess = float(entropy - energy - evidence)
+    assert excess > 0.4  # nats above log p(x): no lower bound
+    found = -sr.free_energy(
+        model,
+        zero,
+        sr.Langevin(1, s),
+        entropy="conditional",
+        samples=20_000,
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert abs(float(found - evidence) - excess) < 0.05

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 import shortrun as sr
 from shortrun import data, tasks
+from shortrun.cli import main
 from shortrun.config import ModelConfig, TrainConfig, preset
 from shortrun.generators import ModelError
 from shortrun.learners import METHODS, ShortRun, short_run
@@ -442,13 +443,157 @@ def test_schedules():
     paper = preset("paper", "svhn")
     rates = [schedule(paper, 1, share)[0] for share in (0.1, 0.5, 0.9)]
     assert rates == [1e-4, 5e-5, 1e-5]
+    # sigma falls evenly from the fifth epoch of the script (400 updates each) to the end, where the text has 0.15
+    begin = 5 * 400 / 300_000
+    assert [schedule(paper, 1, share)[1] for share in (0.0, begin)] == [0.25, 0.25]
+    assert schedule(paper, 1, (1 + begin) / 2)[1] == pytest.approx(0.20)
     assert schedule(paper, 1, 1.0)[1] == pytest.approx(0.15)
     assert (paper.iterations, paper.steps, paper.learn_last) == (300_000, 25, 1)
-    script = preset("authors-script", "svhn")
-    assert script.step_size == pytest.approx(0.05**2 / 2)
-    assert (script.learning_rates, script.betas[0], script.batch, script.tune) == ((8e-5,), 0.5, 100, "off")
     cpu = preset("cpu", "mnist")
     assert schedule(cpu, 0, 0.0)[0] == pytest.approx(cpu.learning_rates[0] / cpu.warm_up)
+    assert schedule(cpu, 0, 0.35)[1] == pytest.approx((0.3 * 0.22) ** 0.5)  # geometric
+
+
+def test_the_preset_of_the_authors_script_is_their_script():
+    """train_celeba_five_layers.py: its facts, one by one."""
+    script = preset("authors-script", "celeba")
+    assert (script.steps, script.step_size, script.tune) == (25, pytest.approx(0.05**2 / 2), "off")
+    assert (script.seed, script.batch, script.betas[0], script.iterations) == (2, 100, 0.5, 601 * 400)
+    assert (script.train_images, script.order, script.crop, script.loss) == (
+        40_000,
+        "epochs",
+        "whole",
+        "sum-of-squares",
+    )
+    assert (script.cool_down, script.learn_last, script.step_control) == (0, 1, "tuned")
+    for epoch, rate in {0: 8e-5, 49: 8e-5, 50: 4e-5, 99: 4e-5, 100: 2e-5, 299: 2e-5, 300: 1e-5, 600: 1e-5}.items():
+        for iteration in (400 * epoch, 400 * epoch + 399):
+            assert schedule(script, iteration, iteration / script.iterations) == (pytest.approx(rate), 0.15)
+
+
+def test_the_preset_of_the_paper_tunes_as_its_algorithm_says():
+    paper = preset("paper", "celeba")
+    assert paper.tune_deltas == tuple(pytest.approx(i / 100) for i in range(1, 16))
+    assert (paper.entropy, paper.estimator, paper.step_control) == ("conditional", "exact", "tuned")
+    assert (paper.crop, paper.loss, paper.cool_down, paper.fit_spread) == ("whole", "log-joint", 0, False)
+
+
+def test_epochs_show_each_image_once(tmp_path):
+    config = replace(SMOKE, order="epochs", batch=8, train_images=20, iterations=10)
+    loop = Loop(config, tmp_path, False, lambda text: None)
+    assert len(loop.train_images) == 20
+    seen = []
+    for iteration in range(10):
+        loop.iteration = iteration
+        seen += loop.next_batch().indices.tolist()
+    epochs = [seen[20 * i : 20 * i + 20] for i in range(4)]
+    assert all(sorted(epoch) == list(range(20)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    again = Loop(config, tmp_path, False, lambda text: None)
+    again.iteration = 7  # whatever came before: a resumed run goes on alike
+    assert again.next_batch().indices.tolist() == seen[56:64]
+
+
+def one_step(loss, **changes):
+    """Parameters before and after one update by plain SGD with rate 1, the loss at z_K, and sigma."""
+    learner, _ = small_learner(learn_last=1, loss=loss, **changes)
+    learner.optimiser = torch.optim.SGD(learner.parameters, lr=1.0)
+    x = torch.rand(4, 1, 2, 3) * 2 - 1
+    before = [p.detach().clone() for p in learner.parameters]
+    other, _ = small_learner(learn_last=1, loss=loss, **changes)
+    z = sr.infer(other.model, x, sr.Langevin(3, 0.01), generator=torch.Generator().manual_seed(3))
+    learner.update(batch_of(x), 0.0, torch.Generator().manual_seed(3))
+    return before, learner.parameters, other.model, x, z
+
+
+def test_the_loss_of_the_script_is_the_sum_of_squares():
+    before, after, model, x, z = one_step("sum-of-squares", step_control="tuned")
+    gradients = torch.autograd.grad((x - model.decoder(z)).square().sum(), list(model.inner.parameters()))
+    for a, b, gradient in zip(before, after, gradients, strict=True):
+        torch.testing.assert_close(b, a - gradient)
+
+
+def test_the_loss_of_the_paper_is_the_mean_log_joint():
+    before, after, model, x, z = one_step("log-joint", step_control="tuned")
+    mean = (model.log_prior(z) + model.log_likelihood(x, z)).mean()
+    for a, b, gradient in zip(before, after, torch.autograd.grad(mean, list(model.inner.parameters())), strict=True):
+        torch.testing.assert_close(b, a + gradient)
+
+
+@pytest.mark.parametrize("tune", ["grid", "gradient"])
+def test_algorithm_1_uses_the_minimiser_until_the_next_tuning(tmp_path, tune):
+    """Nothing but the tuner changes the step, not even where a guard would."""
+    deltas = (0.02, 0.05, 0.2, 0.5)
+    config = replace(
+        SMOKE, tune=tune, tune_every=3, tune_deltas=deltas, step_control="tuned", entropy="conditional",
+        estimator="exact", iterations=8, cool_down=0, learn_last=1, evaluate_every=1, tune_images=2, tune_chains=1,
+        step_size=0.05**2 / 2,
+    )  # fmt: skip
+    train(config, tmp_path, quiet=True)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    tuned = {line["iteration"]: line for line in lines if line.get("event") == "tuned"}
+    assert list(tuned) == [3, 6]
+    size = config.step_size
+    for line in lines:
+        if line.get("event") == "tuned":
+            energies = line["free_energy"]
+            if tune == "grid":
+                assert line["step_sizes"] == [pytest.approx(delta**2 / 2) for delta in deltas]
+                assert not any(line["ruled_out"])
+                size = line["step_sizes"][energies.index(min(energies))]
+            else:
+                size = line["chosen"]
+        assert line["step_size"] == pytest.approx(size)
+
+
+def test_divergence_of_a_step_that_is_as_tuned_ends_the_run_with_advice(tmp_path):
+    config = replace(SMOKE, tune="off", step_control="tuned", step_size=50.0, cool_down=0)
+    with pytest.raises(sr.DivergenceError, match=r"s = 50 .delta = 10.*--step-size may help.*last checkpoint is kept"):
+        train(config, tmp_path / "run", quiet=True)
+    assert list_checkpoints(tmp_path / "run" / "checkpoints")
+    assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
+    with pytest.raises(SystemExit):
+        main(["resume", str(tmp_path / "run")])
+
+
+def test_tuning_that_fails_changes_nothing(tmp_path, monkeypatch):
+    learner, _ = small_learner()
+    learner.config = replace(learner.config, tune="grid")
+    learner.last_tuning = {"chosen": 0.01}
+
+    def refuse(*args, **kwargs):
+        raise sr.StepSizeError("none is safe")
+
+    monkeypatch.setattr(short_run, "tune_by_grid", refuse)
+    said = []
+    learner.say = said.append
+    learner.tune(batch_of(torch.rand(12, 1, 2, 3)), torch.Generator().manual_seed(0))
+    assert learner.dynamics.step_size == 0.01
+    assert learner.last_tuning is None  # so that the log does not show the last choice as a new one
+    assert "stays as it is" in said[0]
+
+
+def test_tuners_and_training_measure_the_same_steepness(monkeypatch):
+    """s * lambda of the shipped model at its own step: on the curve of a tuner, and as the guard of training has it."""
+    trained = from_pretrained("mnist-small")
+    x = data.load("embedded", "test").batch(slice(0, 32))
+    found = {}
+    for estimator in ("lanczos", "endpoint"):
+        curve = sr.tune_by_grid(
+            trained.model, x[:8], trained.dynamics, [trained.dynamics.step_size], estimator=estimator, samples=4,
+            entropy="conditional", probes=1, guard=sr.Guard(limit=math.inf), generator=torch.Generator().manual_seed(0),
+        )  # fmt: skip
+        found[estimator] = float(curve.stability[0])
+    monkeypatch.setattr(short_run, "FIRST_PACE", (0.0, math.inf))  # lead the step to the limit at once
+    learner = ShortRun(trained.model, replace(SMOKE, batch=32, tune="guard"), Accelerator())
+    learner.dynamics, learner.target_size = trained.dynamics, math.inf
+    z = sr.infer(trained.model, x, trained.dynamics, generator=torch.Generator().manual_seed(1))
+    before = learner._longest()
+    learner._follow_curvature(x, None, z, torch.Generator().manual_seed(0))
+    found["training"] = sr.Guard().limit * before / learner._longest()
+    assert found["training"] == pytest.approx(found["endpoint"], rel=0.3)  # other images and chains
+    assert found["lanczos"] == pytest.approx(found["endpoint"], rel=0.02)  # the same ones
+    assert sr.Guard() == short_run.GUARD
 
 
 def test_configuration_survives_its_file(tmp_path):

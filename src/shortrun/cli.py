@@ -21,6 +21,7 @@ from tyro.conf import Positional
 from shortrun import data, tasks
 from shortrun.config import Method, Preset, ScaleName, Target, Terms, TrainConfig, preset
 from shortrun.data import Images, Split
+from shortrun.entropy import Entropy, Estimator
 from shortrun.langevin import DivergenceError
 from shortrun.masks import make_mask
 from shortrun.parallel import accelerator, processes
@@ -456,21 +457,41 @@ class Tune(_Use):
     """The free energy of a trained model over step sizes.
 
     Example: shortrun tune mnist-small --images 16 --out pictures
+
+    By the paper's criterion: shortrun tune RUN --entropy conditional --estimator lanczos --deltas 0.02 0.04 0.06 0.1
+    --out pictures
     """
 
     images: int = 16
+    entropy: Entropy = "marginal"
+    """conditional is the paper's; averaged its Eq. 17 to the letter; marginal also counts the injected noise."""
+    estimator: Estimator = "endpoint"
+    """exact: a Hessian at each step; lanczos: products with it; endpoint: the curvature where the chain ends."""
+    chains: int = 4
+    """Chains of each image."""
+    deltas: tuple[float, ...] = ()
+    """Candidates as delta = sqrt(2 s), instead of thirteen around the step of the model."""
 
 
 def _tune(arguments: Tune) -> None:
     from shortrun.pictures import save_curve
 
     trained, generator = arguments.open()
-    result = tasks.tune(trained, arguments.load(trained), generator)
+    if any(not delta > 0 for delta in arguments.deltas):
+        raise ValueError(f"deltas is {arguments.deltas}; expected positive numbers")
+    form = torch.tensor(trained.dynamics.step_size, dtype=torch.float64)
+    candidates = [(form / form.max() * delta**2 / 2).tolist() for delta in arguments.deltas] or None
+    result = tasks.tune(
+        trained, arguments.load(trained), generator, candidates, entropy=arguments.entropy,
+        estimator=arguments.estimator, samples=arguments.chains,
+    )  # fmt: skip
     print(result)
     save_curve(arguments.out / "free_energy.png", result)
     arguments.write(
         "tune",
         {
+            "entropy": arguments.entropy,
+            "estimator": arguments.estimator,
             "step_size": result.dynamics.step_size,
             "step_sizes": result.step_sizes,
             "free_energy": result.free_energy.tolist(),

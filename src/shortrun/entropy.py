@@ -9,8 +9,11 @@ One step is ``z' = z + s R(z) + sqrt(2 s) eps`` with ``R`` the gradient of the l
 It is exact, its memory does not grow with K, and no K-step graph is built. Three entropies come from it:
 
 ``"conditional"`` (the paper's, with the noise given):
-    ``H(z_K | eps) = H(z_0) + E sum_k log|det A_k|``. Conditioning never adds entropy, so this is a lower
-    bound of the entropy of ``z_K`` and the free energy computed with it is an upper bound.
+    ``H(z_0) + E sum_k log|det A_k|``. If the map ``z_0 -> z_K`` is one-to-one for given noise, this is
+    ``H(z_K | eps)``; conditioning never adds entropy, so it is a lower bound of the entropy of ``z_K``, the free energy
+    computed with it an upper bound, and minus that a lower bound of log p(x). Where the map folds, which it can from
+    ``s lambda = 1`` on, several ``z_0`` end in one place, the sum counts that place several times, and none of the
+    three holds.
 ``"averaged"`` (the paper's Eq. 17 to the letter):
     ``-E_{z_0} log E_eps [p(z_0) / |det dF(z_0, eps)/dz_0|]``, several noises inside the logarithm for
     each ``z_0``. By Jensen's inequality it is at most the conditional entropy, which is the case of one
@@ -20,7 +23,8 @@ It is exact, its memory does not grow with K, and no K-step graph is built. Thre
     ``C_{k+1} = A_k C_k A_k^T + 2 s I``; ``H = d/2 log(2 pi e) + 1/2 E logdet C_K``. Exact for a
     linear-Gaussian model.
 
-So ``averaged <= conditional <= true entropy``, and ``marginal`` is an approximation of the true one.
+So ``averaged <= conditional``, which is at most the true entropy where the map does not fold, and ``marginal`` is an
+approximation of the true one. :mod:`shortrun.tune` holds it against two upper bounds.
 
 With one step size per layer, ``s`` is a vector, ``A_k = I + diag(s) H`` and ``2 s I`` is ``2 diag(s)``.
 """

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from shortrun import metrics
 from shortrun.data import Images
+from shortrun.entropy import Entropy, Estimator
 from shortrun.learners.base import Inferred, NotPossibleError
 from shortrun.likelihood import annealed_importance, bits_per_dimension, importance_weighted
 from shortrun.model import Latents, fit_gaussian, standard_normal
@@ -202,18 +203,22 @@ def interpolate(trained: Pretrained, first: Latents, last: Latents, count: int) 
 
 
 def tune(
-    trained: Pretrained, x: Tensor, generator: torch.Generator, step_sizes: Sequence[float] | None = None
+    trained: Pretrained,
+    x: Tensor,
+    generator: torch.Generator,
+    step_sizes: Sequence[float] | None = None,
+    *,
+    entropy: Entropy = "marginal",
+    estimator: Estimator = "endpoint",
+    samples: int = 4,
 ) -> TuneResult:
-    """The free-energy curve of a trained model over step sizes."""
+    """The free-energy curve of a trained model over step sizes, from ``samples`` chains per image."""
+    if trained.method.no_dynamics is not None:
+        raise NotPossibleError(trained.method.no_dynamics)
     return tune_by_grid(
-        trained.model,
-        x,
-        trained.dynamics,
-        step_sizes,
-        estimator="endpoint",
-        samples=4,
-        generator=generator,
-    )
+        trained.model, x.to(trained.device), trained.dynamics, step_sizes, entropy=entropy, estimator=estimator,
+        samples=samples, generator=generator,
+    )  # fmt: skip
 
 
 def log_likelihood(trained: Pretrained, x: Tensor, generator: torch.Generator, stages: int = 200) -> dict[str, Any]:
