@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from shortrun import data, tasks
+from shortrun import Langevin, data, free_energy, tasks
 from shortrun.cli import main
 from shortrun.config import preset
 from shortrun.demo import samples_text
@@ -80,6 +80,25 @@ def test_tasks_write_their_files_and_repeat_with_the_seed(run, tmp_path, words, 
         call(words[0], run, *words[1:], "--out", tmp_path / folder, "--seed", "3")
     for name in files:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_tune_by_the_criterion_of_the_paper(run, tmp_path):
+    deltas = (0.02, 0.05, 0.1)
+    for entropy, estimator in (("conditional", "exact"), ("conditional", "lanczos"), ("marginal", "exact")):
+        words = ("--images", "2", "--chains", "4", "--deltas", *deltas, "--out", tmp_path)
+        call("tune", run, "--entropy", entropy, "--estimator", estimator, *words)
+        found = read(tmp_path / "tune.json")
+        assert (found["entropy"], found["estimator"]) == (entropy, estimator)
+        assert [max(size) for size in found["step_sizes"]] == [pytest.approx(delta**2 / 2) for delta in deltas]
+        trained = from_pretrained(run)
+        x = data.load("embedded", "test").batch(slice(0, 2))
+        energy = free_energy(
+            trained.model, x, Langevin(5, found["step_sizes"][1]), entropy=entropy, estimator=estimator, samples=4,
+            generator=torch.Generator().manual_seed(0),
+        )  # fmt: skip
+        assert found["free_energy"][1] == pytest.approx(
+            float(energy.mean()), abs=0.5 if estimator == "lanczos" else 0.05
+        )
 
 
 def test_tasks_take_a_folder_of_images(run, tmp_path):

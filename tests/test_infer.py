@@ -355,3 +355,33 @@ def test_bad_latent_shapes(shapes):
 def test_bad_sigma(sigma):
     with pytest.raises(ValueError, match="sigma"):
         sr.GaussianModel(nn.Identity(), [(2,)], sigma)
+
+
+def diagonal_model(curvatures):
+    """Independent latents whose log joints have these curvatures, and data at their centre."""
+    scales = (torch.tensor(curvatures, dtype=torch.float64) - 1).sqrt()
+    exact = sr.LinearGaussian(torch.diag(scales), 1.0)
+    return exact.model(), torch.zeros(1, len(scales), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("steepness", [0.5, 1.0, 1.8])
+def test_chains_that_have_arrived_are_not_called_divergent(steepness, generator):
+    """At s * lambda = 1.8 the steepest direction has ten times the variance of the posterior, and that is all."""
+    model, zero = diagonal_model([400.0] + [40.0] * 59)
+    dynamics = sr.Langevin(60, steepness / 400)
+    _, found = sr.infer(model, zero.expand(2000, -1), dynamics, generator=generator, return_diagnostics=True)
+    assert not found.divergent[20:].any()
+
+
+def test_a_chain_that_loses_what_it_gained_is_divergent(generator):
+    """Fifty directions gain ten thousand nats in the first steps; one, barely unstable, then loses some thousand."""
+    model, zero = diagonal_model([400.0] * 50 + [2.03 * 400])
+    dynamics = sr.Langevin(25, 1 / 400)
+    _, found = sr.infer(model, zero.expand(500, -1), dynamics, generator=generator, return_diagnostics=True)
+    lost = found.log_joint.max(0).values - found.log_joint[-1]
+    limit = 51 + 10 * math.sqrt(51)
+    assert torch.equal(found.divergent[-1], lost > limit)
+    better_than_start = found.log_joint[-1] > found.log_joint[0]  # which says nothing
+    assert int((found.divergent[-1] & better_than_start).sum()) > 200
+    details = free_energy_details(model, zero, dynamics, Estimation(samples=500), generator=generator)
+    assert 0.4 < details.divergent.double().mean() < 0.99

@@ -54,7 +54,8 @@ class Case:
     def config(self, method: Method = "short-run", **changes: Any) -> TrainConfig:
         """Settings with a fixed step; the VAE takes over generator and batch of short run inference."""
         ours = preset(self.preset, self.data)
-        config = replace(preset(self.preset, self.data, method), model=ours.model, batch=ours.batch)
+        base: Preset = "paper" if self.preset == "authors-script" and method != "short-run" else self.preset
+        config = replace(preset(base, self.data, method), model=ours.model, batch=ours.batch)
         return replace(config, **{"tune": "off", "step_size": STEP_SIZE, "compile": "off", **changes})
 
     def images(self, count: int) -> Tensor:
@@ -77,7 +78,7 @@ class Case:
 
 
 def plain_update(case: Case) -> Callable[[], object]:
-    """K Langevin steps and one update in the style of the published script.
+    """K Langevin steps and one update as the published script makes them; for authors-script, of its own network.
 
     Autograd calls and nothing else: contiguous tensors, a graph that includes the parameters, and the last one is
     alive until the next one is built.
@@ -100,7 +101,7 @@ def plain_update(case: Case) -> Callable[[], object]:
                 for layer, direction in zip(z, drift, strict=True)
             ]
         optimiser.zero_grad()
-        (x - model.decoder([layer.detach() for layer in z])).square().sum().div(len(x)).backward()
+        (x - model.decoder([layer.detach() for layer in z])).square().sum().backward()
         optimiser.step()
 
     return run
@@ -222,8 +223,8 @@ def measure_updates(case: Case, peak: float, repeats: int, say: Callable[[str], 
 
 def measure_memory(case: Case) -> dict[str, Any]:
     config = case.config()
-    batches = [config.batch] if case.preset == "paper" else list(MEMORY_BATCHES)
-    steps = [2, 10] if case.preset == "paper" else list(MEMORY_STEPS)
+    batches = list(MEMORY_BATCHES) if case.preset == "cpu" else [config.batch]
+    steps = list(MEMORY_STEPS) if case.preset == "cpu" else [2, 10]
     result: dict[str, Any] = {
         "infer_by_steps": {k: memory(case, "infer", config.batch, k) for k in steps},
         "infer_by_batch": {n: memory(case, "infer", n, 5) for n in batches},
@@ -235,10 +236,14 @@ def measure_memory(case: Case) -> dict[str, Any]:
 
 
 def measure_tuning(case: Case, update: float, repeats: int) -> dict[str, Any]:
-    """One tuning pass, as a share of the updates between two of them."""
-    config = case.config(tune="grid")
+    """One tuning pass of a step that follows the curvature, as a share of the updates between two passes."""
+    cpu = preset("cpu", case.data)
+    config = case.config(
+        tune="grid", step_control="follow", entropy=cpu.entropy, estimator=cpu.estimator, tune_deltas=(),
+        tune_images=cpu.tune_images, tune_chains=cpu.tune_chains,
+    )  # fmt: skip
     learner = case.learner(config, print)
-    x = case.images(16)
+    x = case.images(config.tune_images)
     batch = Batch(x, None, torch.arange(len(x)))
     seconds = best(lambda: learner.tune(batch, torch.Generator().manual_seed(0)), repeats)
     return {"seconds": seconds, "share_at_100": seconds / (seconds + 100 * update), "tune_every": config.tune_every}
@@ -287,7 +292,7 @@ def measure_loader(batch: int, update: float) -> dict[str, float]:
 
 
 def bench(
-    sizes: Sequence[str] = ("cpu", "paper"),
+    sizes: Sequence[str] = ("cpu", "authors-script"),
     quick: bool = False,
     say: Callable[[str], None] = print,
     save: Callable[[dict[str, Any]], None] = lambda result: None,
@@ -295,7 +300,8 @@ def bench(
     """Measure everything and say it line by line; the figures are saved after each part, and returned."""
     torch.set_flush_denormal(True)
     repeats = 1 if quick else 5
-    cases = [c for c in (Case("cpu", "mnist"), Case("cpu", "svhn"), Case("paper", "svhn")) if c.preset in sizes]
+    known = (Case("cpu", "mnist"), Case("cpu", "svhn"), Case("paper", "svhn"), Case("authors-script", "svhn"))
+    cases = [case for case in known if case.preset in sizes]
     say(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     result: dict[str, Any] = {
         "machine": {
@@ -322,7 +328,7 @@ def bench(
         say(f"  {'plain loop, share of matrix multiplication':44s} {timing['plain_share_of_peak']:8.2f}")
         say(f"  {'ours, share (arithmetic of the plain loop)':44s} {timing['ours_share_of_peak']:8.2f}")
         say(f"  {'ours, share (arithmetic really done)':44s} {timing['ours_share_of_peak_done']:8.2f}")
-        row["tuning"] = measure_tuning(case, timing["iteration"], 1 if case.preset == "paper" else repeats)
+        row["tuning"] = measure_tuning(case, timing["iteration"], repeats if case.preset == "cpu" else 1)
         say(f"  {'one tuning pass, share of training, T_s = 100':44s} {row['tuning']['share_at_100']:8.3f}")
         row["memory"] = measure_memory(case)
         say(f"  memory of infer by K, MB: {_rounded(row['memory']['infer_by_steps'])}")

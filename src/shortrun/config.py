@@ -117,7 +117,7 @@ class TrainConfig:
     """How the step size follows the model; guard heeds its steepness alone, off keeps the step fixed."""
     tune_every: int = 100
     """T_s: tune the step size every so many iterations."""
-    tune_images: int = 12
+    tune_images: int = 3
     """Images that the step size is tuned on."""
     tune_chains: int = 4
     """Chains of each of these images; the bounds of the entropy need several."""

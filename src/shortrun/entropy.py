@@ -53,6 +53,8 @@ STABILITY_DEPTH = 8
 # found one by one. Beyond them log|1 + t| has its singularity at t = -1, or C_K has the many orders of magnitude of
 # unstable directions, which no quadrature with a few nodes can follow; below them a few nodes are plenty.
 DEFLATE_CURVATURE, DEFLATE_COVARIANCE = 0.5, 2.0
+# The covariance of one direction as a function of its curvature is smooth up to where it becomes unstable.
+DEFLATE_UNSTABLE = 1.5
 CONVERGED = 1e-3  # residual of an eigenvector that counts as found, relative to the threshold
 PRECISION = 1e-6  # of its eigenvalue, relative to the threshold
 GROWTH = 6  # Krylov steps that are added at a time
@@ -658,7 +660,8 @@ def _run_endpoint(
 
     with torch.set_grad_enabled(wants_gradient):
         # its value depends on the steps by the recursion alone, as if H stayed
-        found = log_trace(steepness, log_factor, v[1:], v[0], DEFLATE_CURVATURE, depth)
+        beyond = DEFLATE_CURVATURE if covariance is None else DEFLATE_UNSTABLE
+        found = log_trace(steepness, log_factor, v[1:], v[0], beyond, depth)
         log_volume = found.value
         if wants_gradient:  # d tr f(H) = tr f'(H) dH: z_K moves with the steps, and H with it
             moved = (found.left(slope) * -longest.to(z) * _products(drift, point, found.right, create_graph=True)).sum(

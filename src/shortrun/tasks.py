@@ -206,7 +206,7 @@ def tune(
     trained: Pretrained,
     x: Tensor,
     generator: torch.Generator,
-    step_sizes: Sequence[float] | None = None,
+    step_sizes: Sequence[Any] | None = None,
     *,
     entropy: Entropy = "marginal",
     estimator: Estimator = "endpoint",

@@ -46,7 +46,7 @@ GUARD_EVERY = 4
 GUARD_IMAGES = 8
 LONGEST_STEP = 0.1
 # Probes and first Krylov steps of the estimators that need them, and gradient steps of one tuning.
-PROBES, DEPTH, GRADIENT_STEPS = 2, 6, 4
+PROBES, DEPTH, GRADIENT_STEPS = 1, 8, 4
 GRADIENT_STEPS_TUNED = 40
 # How much the step may change at once, down and up, in the beginning and later. It must not drop fast: a step that
 # yields to every steepness lets the generator become steeper still, because chains that hardly move leave it to the
