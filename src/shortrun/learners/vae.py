@@ -28,6 +28,7 @@ from shortrun.model import GaussianModel, Latents, RandomSource
 from shortrun.tune import StepSizeError, tune_by_grid
 
 FILLING_ROUNDS = 25
+TUNING_CHAINS = 4  # of each image; the bounds of the entropy need several
 BOUND_DRAWS = 16
 
 
@@ -219,11 +220,11 @@ class VAE(Learner):
 
     def prepare(self, batch: Batch, generator: torch.Generator) -> None:
         """Tune the step size of short run dynamics on the decoder, for tasks that use it instead of the encoder."""
-        x = batch.x.to(self.accelerator.device)
+        x = batch.x[: len(batch.x) // TUNING_CHAINS].to(self.accelerator.device)
         grid = [self.config.step_size * 2.0**j for j in range(-4, 4)]
         try:
             result = tune_by_grid(
-                self.model, x, self.dynamics, grid, estimator="endpoint", samples=1, probes=2, depth=6,
+                self.model, x, self.dynamics, grid, estimator="endpoint", samples=TUNING_CHAINS, probes=1, depth=8,
                 generator=generator,
             )  # fmt: skip
             self.dynamics = result.dynamics
