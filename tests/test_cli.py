@@ -1,6 +1,7 @@
 """Each command on a small trained run: files appear, numbers are right, errors are one clear line."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from PIL import Image
 
 from shortrun import Langevin, data, free_energy, tasks
-from shortrun.cli import main
+from shortrun.cli import Evaluate, main
 from shortrun.config import preset
 from shortrun.demo import samples_text
 from shortrun.masks import make_mask
@@ -99,6 +100,23 @@ def test_tune_by_the_criterion_of_the_paper(run, tmp_path):
         assert found["free_energy"][1] == pytest.approx(
             float(energy.mean()), abs=0.5 if estimator == "lanczos" else 0.05
         )
+
+
+def test_tasks_use_the_images_that_training_used(tmp_path):
+    """The first ones alone (so that FID is against those), cut out in the same way."""
+    (tmp_path / "photos").mkdir()
+    for i in range(30):
+        pixels = np.random.default_rng(i).integers(0, 256, (40, 28, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{i:02d}.png")
+    name = f"folder:{tmp_path / 'photos'}"
+    config = replace(preset("smoke", name), size=16, crop="whole", train_images=12, iterations=1)
+    train(config, tmp_path / "run", quiet=True)
+    use = Evaluate(str(tmp_path / "run"), tmp_path)
+    seen = use.load_set(from_pretrained(tmp_path / "run"), "train")
+    assert len(seen) == 12
+    assert seen.checksum == data.load(name, size=16, crop="whole", limit=12).checksum
+    assert seen.checksum != data.load(name, size=16, limit=12).checksum
+    assert len(use.load_set(from_pretrained(tmp_path / "run"), "test")) == 3
 
 
 def test_tasks_take_a_folder_of_images(run, tmp_path):

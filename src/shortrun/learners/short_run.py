@@ -157,10 +157,18 @@ class ShortRun(Learner):
         squares = [layer[~diverged].double().square().sum() for layer in z]
         sums = self.accelerator.reduce(torch.stack([diverged.sum().double(), early.sum().double(), *squares]), "sum")
         total, before_updates = int(sums[0]), int(sums[1])
+
+        def settle() -> None:
+            self.keep(batch, z)
+            if self.config.fit_spread and total < count:
+                self._follow_spread(
+                    [float(a) / (count - total) / b[0].numel() for a, b in zip(sums[2:], z, strict=True)]
+                )
+
         if not follows:
             self._stop_if_divergent(total, count, finite)
             self.iterations += 1
-            self.keep(batch, z)
+            settle()
         elif finite:
             self.iterations += 1
             warm, limit = self.iterations > self.config.warm_up, MOST_DIVERGENT * count
@@ -173,11 +181,7 @@ class ShortRun(Learner):
                 self._scale_steps(SHORTER)
             else:
                 self.caution = min(self.caution * RECOVERY, 1.0)
-                self.keep(batch, z)
-                if self.config.fit_spread and total < count:
-                    self._follow_spread(
-                        [float(a) / (count - total) / b[0].numel() for a, b in zip(sums[2:], z, strict=True)]
-                    )
+                settle()
                 if self.config.tune != "off" and self.iterations % GUARD_EVERY == 0:
                     decaying = self.config.decay and share > DECAY_FROM and self.iterations >= SETTLING
                     self._follow_curvature(x, mask, z, generator, rising=not decaying)
