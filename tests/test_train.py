@@ -521,8 +521,9 @@ def test_the_loss_of_the_paper_is_the_mean_log_joint():
 
 
 @pytest.mark.parametrize("tune", ["grid", "gradient"])
-def test_algorithm_1_uses_the_minimiser_until_the_next_tuning(tmp_path, tune):
+def test_algorithm_1_uses_the_minimiser_until_the_next_tuning(tmp_path, tune, monkeypatch):
     """Nothing but the tuner changes the step, not even where a guard would."""
+    monkeypatch.setattr(short_run, "GRADIENT_STEPS_TUNED", 4)
     deltas = (0.02, 0.05, 0.2, 0.5)
     config = replace(
         SMOKE, tune=tune, tune_every=3, tune_deltas=deltas, step_control="tuned", entropy="conditional",
@@ -580,7 +581,7 @@ def test_tuners_and_training_measure_the_same_steepness(monkeypatch):
     found = {}
     for estimator in ("lanczos", "endpoint"):
         curve = sr.tune_by_grid(
-            trained.model, x[:8], trained.dynamics, [trained.dynamics.step_size], estimator=estimator, samples=4,
+            trained.model, x[:6], trained.dynamics, [trained.dynamics.step_size], estimator=estimator, samples=2,
             entropy="conditional", probes=1, guard=sr.Guard(limit=math.inf), generator=torch.Generator().manual_seed(0),
         )  # fmt: skip
         found[estimator] = float(curve.stability[0])
@@ -591,7 +592,7 @@ def test_tuners_and_training_measure_the_same_steepness(monkeypatch):
     before = learner._longest()
     learner._follow_curvature(x, None, z, torch.Generator().manual_seed(0))
     found["training"] = sr.Guard().limit * before / learner._longest()
-    assert found["training"] == pytest.approx(found["endpoint"], rel=0.3)  # other images and chains
+    assert found["training"] == pytest.approx(found["endpoint"], rel=0.4)  # other images and chains
     assert found["lanczos"] == pytest.approx(found["endpoint"], rel=0.02)  # the same ones
     assert sr.Guard() == short_run.GUARD
 

@@ -41,7 +41,7 @@ FIRST_TUNING = 40
 MOST_DIVERGENT, SHORTER, RECOVERY, MOST_CAUTION = 0.25, 0.9, 1.03, 1 / 16
 # Between tunings the step follows the curvature: every so many iterations, s * lambda_max of a few chains is led
 # towards the limit of the tuner's guard.
-GUARD = Guard()
+GUARD, DIVERGENCE_ALONE = Guard(), Guard(limit=math.inf)
 GUARD_EVERY = 4
 GUARD_IMAGES = 8
 LONGEST_STEP = 0.1
@@ -58,6 +58,10 @@ MEMORY = 0.9
 
 def _scaled(dynamics: Langevin, factor: float) -> Langevin:
     return replace(dynamics, step_size=torch.tensor(dynamics.step_size, dtype=torch.float64) * factor)
+
+
+def _longest(step_size: Any) -> float:
+    return float(torch.tensor(step_size, dtype=torch.float64).max())
 
 
 class ShortRun(Learner):
@@ -221,7 +225,7 @@ class ShortRun(Learner):
         self.dynamics = _scaled(self.dynamics, factor)
 
     def _longest(self) -> float:
-        return float(torch.tensor(self.dynamics.step_size, dtype=torch.float64).max())
+        return _longest(self.dynamics.step_size)
 
     def _follow_curvature(
         self, x: Tensor, mask: Tensor | None, z: Latents, generator: torch.Generator, rising: bool = True
@@ -262,11 +266,13 @@ class ShortRun(Learner):
     def tune(self, batch: Batch, generator: torch.Generator) -> None:
         """Step (1) of a learning iteration: minimise the free energy over the step size (paper, Eq. 20).
 
-        With ``step_control="tuned"`` that is the step from now on. Else it is what the guard leads the step to: the
-        grid is three steps around the present one; if the guard rules out all of them, shorter ones are tried, and if
-        none passes, everything stays as it was. If the longest one that passes is the best, longer ones may be better
-        still: then the guard alone holds the step back until the next tuning. Each process takes its share of the
-        images.
+        With ``step_control="tuned"`` that is the step from now on. Else it is what the step is led to. The grid is
+        three steps around the present one, and of those whose chains do not diverge the free energy alone decides; but
+        the step is not lengthened beyond the limit of the guard. Shortening it is left to the free energy here and to
+        the guard between tunings, because a step that yields at once lets the generator become steeper still. If the
+        longest candidate is the best, longer ones may be better still: then the guard alone holds the step back until
+        the next tuning. If all diverge, shorter ones are tried, and if none will do, everything stays as it was. Each
+        process takes its share of the images.
         """
         world = self.accelerator.num_processes
         count = max(self.config.tune_images // world, 1) * world  # equal shares
@@ -277,26 +283,36 @@ class ShortRun(Learner):
         if self.config.step_control == "tuned":
             result = self._search(x, mask, sources, self.dynamics, None)
             self.dynamics = result.dynamics
-            self._remember_tuning(result)
+            self._remember_tuning(result, result.dynamics)
             return
         tried = self.dynamics
         for _ in range(12):
             try:
-                result = self._search(x, mask, sources, tried, GUARD)
+                result = self._search(x, mask, sources, tried, DIVERGENCE_ALONE)
                 break
             except StepSizeError:
                 tried = _scaled(tried, 0.5)
         else:
             self.tell("tuning found no step size that is safe to use; the step stays as it is")
             return
-        allowed = (~result.ruled_out).nonzero()[-1].item()
+        sizes = [_longest(size) for size in result.step_sizes]
+        present = self._longest()
+        allowed = [
+            i for i in range(len(sizes)) if sizes[i] <= present * (1 + 1e-9) or result.stability[i] <= GUARD.limit
+        ]
         chosen = result.dynamics
+        if self.config.tune == "grid":
+            passing = [i for i in allowed if not result.ruled_out[i]]
+            best = min(passing, key=lambda i: float(result.free_energy[i]), default=None)
+            chosen = self.dynamics if best is None else replace(chosen, step_size=result.step_sizes[best])
+        elif result.best not in allowed:
+            chosen = self.dynamics
         settled = self.iterations >= SETTLING and self.config.tune == "grid"
         if not settled:  # later, the guard leads it there slowly
             self.dynamics = chosen
-        size = float(torch.tensor(chosen.step_size, dtype=torch.float64).max())
-        self.target_size = LONGEST_STEP if result.best == allowed else size
-        self._remember_tuning(result)
+        longest = self.config.tune == "grid" and sizes[result.best] == max(sizes)
+        self.target_size = LONGEST_STEP if longest else _longest(chosen.step_size)
+        self._remember_tuning(result, chosen)
 
     def _search(
         self, x: Tensor, mask: Tensor | None, sources: Any, dynamics: Langevin, guard: Guard | None
@@ -321,9 +337,9 @@ class ShortRun(Learner):
             candidates = [_scaled(dynamics, factor).step_size for factor in (1 / 1.4, 1.0, 1.4)]
         return tune_by_grid(self.model, x, dynamics, candidates, **options)
 
-    def _remember_tuning(self, result: TuneResult) -> None:
+    def _remember_tuning(self, result: TuneResult, chosen: Langevin) -> None:
         self.last_tuning = {
-            "chosen": result.dynamics.step_size,
+            "chosen": chosen.step_size,
             "step_sizes": result.step_sizes,
             "free_energy": result.free_energy.tolist(),
             "stability": result.stability.tolist(),
