@@ -148,7 +148,7 @@ def test_matrix_free_estimates_state_their_error_at_long_steps(entropy, spectrum
         assert ((found.entropy - exact.entropy).abs() / found.probe_error).max() < 5
         # and the error says something: except where an eigenvalue of A_k is 0 or those of C_K span all of float64
         if steepness not in (1.0, 3.0):
-            assert found.probe_error.max() < (6 if entropy == "marginal" or estimator == "lanczos" else 40)
+            assert found.probe_error.max() < (10 if entropy == "marginal" or estimator == "lanczos" else 80)
 
 
 def test_a_trace_with_many_equal_eigenvalues():

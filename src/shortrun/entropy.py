@@ -52,7 +52,7 @@ STABILITY_DEPTH = 8
 # Matrix-free estimators: eigenvalues of -s H above DEFLATE_CURVATURE, and those of C_K above DEFLATE_COVARIANCE, are
 # found one by one. Beyond them log|1 + t| has its singularity at t = -1, or C_K has the many orders of magnitude of
 # unstable directions, which no quadrature with a few nodes can follow; below them a few nodes are plenty.
-DEFLATE_CURVATURE, DEFLATE_COVARIANCE = 0.5, 2.0
+DEFLATE_CURVATURE, DEFLATE_COVARIANCE = 0.8, 2.0
 # The covariance of one direction as a function of its curvature is smooth up to where it becomes unstable.
 DEFLATE_UNSTABLE = 1.5
 CONVERGED = 1e-3  # residual of an eigenvector that counts as found, relative to the threshold
@@ -457,8 +457,8 @@ def log_trace(
         before = spaces.summary(max(1, reach - 2)).trace(function)
         mean, variance = _probe_mean(traces)
         change = (traces - before).mean(0)
-        settled = change.square() <= 0.01 * variance.nan_to_num(nan=math.inf) + 1e-6
-        if reach >= dimension or bool((settled | ~change.isfinite()).all()):
+        noise = variance.nan_to_num(nan=math.inf).mean()  # over all rows: of a few probes, that of one row says little
+        if reach >= dimension or not bool(change.square().nan_to_num(nan=0.0).mean() > 0.01 * noise + 1e-6):
             break
         reach = min(reach + GROWTH, dimension)
         spaces.grow(reach)
