@@ -32,8 +32,7 @@ FACTORS = [2 ** (j / 2) for j in range(-2, 3)]
 def choose(loop: Loop, images: int, chains: int, estimator: str, seed: int) -> dict[str, Any]:
     """The curve and the choice for so many training images and chains."""
     dynamics = loop.learner.dynamics
-    form = torch.tensor(dynamics.step_size, dtype=torch.float64)
-    grid = [(form * factor).tolist() for factor in FACTORS]
+    grid = [dynamics.scaled(factor).step_size for factor in FACTORS]
     x = loop.train_images.batch(loop.train_images.some(100)[seed * images : (seed + 1) * images])
     begun = time.perf_counter()
     result = tune_by_grid(
@@ -78,7 +77,7 @@ def main() -> None:
             reference = choose(loop, arguments.reference_images, arguments.reference_chains, "exact", 0)
             row: dict[str, Any] = {
                 "iteration": loop.iteration, "mse": mse, "reference": reference,
-                "step_size": float(torch.tensor(loop.learner.dynamics.step_size).max()), "cheap": {},
+                "step_size": loop.learner.dynamics.longest, "cheap": {},
             }  # fmt: skip
             for setting in dict.fromkeys([used, *arguments.cheap]):
                 images, chains = map(int, setting.split("x"))

@@ -10,7 +10,8 @@ from PIL import Image
 
 from shortrun import Langevin, data, free_energy, tasks
 from shortrun.cli import Evaluate, main
-from shortrun.config import preset
+from shortrun.compare import Ground
+from shortrun.config import Terms, preset
 from shortrun.demo import samples_text
 from shortrun.masks import make_mask
 from shortrun.runs import from_pretrained
@@ -205,3 +206,18 @@ def test_mask_from_a_file(tmp_path):
     mask = make_mask(f"file:{tmp_path / 'mask.png'}", 2, 28, 28, torch.Generator())
     assert not mask[0, 0, :14].any()
     assert mask[0, 0, 14:].all()
+
+
+def test_a_comparison_measures_with_the_images_that_it_trains_on(tmp_path):
+    folder = tmp_path / "celeba" / "img_align_celeba"
+    folder.mkdir(parents=True)
+    for i in range(8):
+        pixels = np.random.default_rng(i).integers(0, 256, (54, 44, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+    for name in ("paper", "cpu"):
+        terms = Terms("celeba", str(tmp_path), name, samples=0)
+        ground, config = Ground(terms), terms.config("short-run")
+        options = {"root": tmp_path, "crop": config.crop}
+        assert ground.seen.checksum == data.load("celeba", **options).checksum
+        assert torch.equal(ground.held_out, data.load("celeba", "test", **options).batch(slice(None)))
+    assert preset("paper", "celeba").crop != preset("cpu", "celeba").crop

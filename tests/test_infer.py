@@ -8,6 +8,7 @@ from small_models import conv_data, conv_model
 from torch import nn
 
 import shortrun as sr
+from shortrun.learners import METHODS
 from shortrun.tune import Estimation, free_energy_details
 
 
@@ -385,3 +386,19 @@ def test_a_chain_that_loses_what_it_gained_is_divergent(generator):
     assert int((found.divergent[-1] & better_than_start).sum()) > 200
     details = free_energy_details(model, zero, dynamics, Estimation(samples=500), generator=generator)
     assert 0.4 < details.divergent.double().mean() < 0.99
+
+
+def test_a_quiet_end_brings_chains_back_that_were_off_their_way(generator):
+    """Some overlong steps before the quiet ones: what counts is the end, held against the best point of the whole."""
+    model, zero = diagonal_model([400.0] * 50)
+    steps = [1 / 400] * 3 + [3 / 400] * 4
+    _, before = sr.infer(
+        model, zero.expand(100, -1), sr.Langevin(7, steps), generator=generator, return_diagnostics=True
+    )
+    assert before.divergent[-1].all()
+    for last, expected in (([1 / 400] * 3, False), ([3 / 400] * 3, True)):
+        dynamics = sr.Langevin(10, steps + last)
+        found = METHODS["short-run"].infer_by_dynamics(
+            model, zero.expand(100, -1), dynamics, generator=generator, quiet_steps=3
+        )
+        assert bool(found.divergent.all()) == bool(found.divergent.any()) == expected

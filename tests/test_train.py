@@ -589,9 +589,9 @@ def test_tuners_and_training_measure_the_same_steepness(monkeypatch):
     learner = ShortRun(trained.model, replace(SMOKE, batch=32, tune="guard"), Accelerator())
     learner.dynamics, learner.target_size = trained.dynamics, math.inf
     z = sr.infer(trained.model, x, trained.dynamics, generator=torch.Generator().manual_seed(1))
-    before = learner._longest()
+    before = learner.dynamics.longest
     learner._follow_curvature(x, None, z, torch.Generator().manual_seed(0))
-    found["training"] = sr.Guard().limit * before / learner._longest()
+    found["training"] = sr.Guard().limit * before / learner.dynamics.longest
     assert found["training"] == pytest.approx(found["endpoint"], rel=0.4)  # other images and chains
     assert found["lanczos"] == pytest.approx(found["endpoint"], rel=0.02)  # the same ones
     assert sr.Guard() == short_run.GUARD

@@ -26,6 +26,7 @@ from shortrun.langevin import DivergenceError
 from shortrun.masks import make_mask
 from shortrun.parallel import accelerator, processes
 from shortrun.runs import Pretrained, from_pretrained
+from shortrun.tune import candidates_of
 
 CHECKED_ERRORS = (ValueError, TypeError, OSError, DivergenceError)
 
@@ -132,9 +133,9 @@ def _train(arguments: Train) -> None:
 def _dry_run(config: TrainConfig) -> None:
     from shortrun.learners import METHODS
     from shortrun.learners.base import Batch
-    from shortrun.train import load_training_set
+    from shortrun.train import load_images
 
-    images = load_training_set(config)
+    images = load_images(config, "train")
     print(images.describe())
     method = METHODS[config.method]
     model = method.build(config.model, images.shape, config.sigma[0])
@@ -293,7 +294,7 @@ def _evaluate(arguments: Evaluate) -> None:
             "data": arguments.data_name(trained),
             "steps": trained.dynamics.steps,
             "quiet_steps": arguments.quiet_steps,
-            "longest_step": float(torch.tensor(trained.dynamics.step_size).max()),
+            "longest_step": trained.dynamics.longest,
             "divergent": int(inferred.divergent.sum()),
             "latent_std": deviations,
             "parameters": trained.parameters,
@@ -479,8 +480,7 @@ def _tune(arguments: Tune) -> None:
     trained, generator = arguments.open()
     if any(not delta > 0 for delta in arguments.deltas):
         raise ValueError(f"deltas is {arguments.deltas}; expected positive numbers")
-    form = torch.tensor(trained.dynamics.step_size, dtype=torch.float64)
-    candidates = [(form / form.max() * delta**2 / 2).tolist() for delta in arguments.deltas] or None
+    candidates = candidates_of(trained.dynamics, arguments.deltas) or None
     result = tasks.tune(
         trained, arguments.load(trained), generator, candidates, entropy=arguments.entropy,
         estimator=arguments.estimator, samples=arguments.chains,

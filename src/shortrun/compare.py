@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from shortrun import data, metrics, tasks
+from shortrun import metrics, tasks
 from shortrun.config import Method, Terms
 from shortrun.learners.base import NotPossibleError
 from shortrun.masks import make_mask
 from shortrun.pictures import save_bars, save_grid
 from shortrun.report import markdown_table
 from shortrun.runs import Pretrained, from_pretrained, write_atomically, write_json
-from shortrun.train import train
+from shortrun.train import load_images, train
 
 COLUMNS = {
     "method": "method",
@@ -51,8 +51,8 @@ class Ground:
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
         self.network = metrics.inception() if terms.samples else None
-        self.seen = data.load(terms.data, "train", root=terms.data_root)
-        held_out = data.load(terms.data, "test", root=terms.data_root)
+        config = terms.config("short-run")  # all methods have the same images
+        self.seen, held_out = load_images(config, "train"), load_images(config, "test")
         self.held_out = held_out.batch(slice(0, min(terms.images, len(held_out))))
         count, _, height, width = self.held_out[:INPAINTED].shape
         self.mask = make_mask(terms.mask, count, height, width, torch.Generator().manual_seed(terms.seed))

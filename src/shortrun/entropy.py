@@ -427,8 +427,8 @@ def log_trace(
     These eigenvalues are at the end of the spectrum, where Krylov spaces find them first. A space grows from ``start``
     of shape ``(n, d)`` until each of its eigenvectors above ``beyond`` has converged; they count exactly. What is left
     is Gauss quadrature with ``probes`` ``(p, n, d)`` that have no part in these directions (Hutchinson), with Krylov
-    spaces of ``depth`` dimensions or more, until growing no longer matters beside the spread over probes. Neither
-    needs more than d products, after which everything is exact.
+    spaces of ``depth`` dimensions or more, until growing no longer matters beside the spread over probes. No space
+    grows beyond d dimensions, where it is exact.
     """
     dimension = start.shape[-1]
     space, reach = KrylovSpace(matvec, start[None]), depth
@@ -473,7 +473,7 @@ def log_trace(
     bias = torch.where(drowned, torch.inf, change.abs() + unsure).detach()
 
     def left(slope: Callable[[Tensor], Tensor]) -> Tensor:
-        top = torch.where(found, slope(torch.where(found, nodes, 0.0)), 0.0).T[..., None].to(vectors) * vectors
+        top = torch.where(found, slope(known), 0.0).T[..., None].to(vectors) * vectors
         return torch.cat([top, spaces.summary().apply(slope) / len(probes)])
 
     return LogTrace(at_nodes.sum(1) + mean, variance.detach(), bias, left, torch.cat([vectors, rest]))

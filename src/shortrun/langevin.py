@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
@@ -55,6 +55,19 @@ class Langevin:
     def delta(self) -> Any:
         """``sqrt(2 s)``, the step size in the convention of the authors' script, shaped as ``step_size``."""
         return _map_numbers(lambda s: math.sqrt(2 * s), self.step_size)
+
+    @property
+    def longest(self) -> float:
+        """The longest of the step sizes."""
+        return float(torch.tensor(self.step_size, dtype=torch.float64).max())
+
+    def scaled(self, factor: float) -> Langevin:
+        """All step sizes times ``factor``, so that a schedule keeps its form.
+
+        >>> Langevin(2, [0.5, 0.25]).scaled(2).longest
+        1.0
+        """
+        return replace(self, step_size=torch.tensor(self.step_size, dtype=torch.float64) * factor)
 
     def part(self, first: int, last: int, noise: bool = True) -> Langevin:
         """Steps ``first`` to ``last`` (not included), without their noise if ``noise`` is false.

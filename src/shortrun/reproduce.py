@@ -52,7 +52,7 @@ from shortrun.published import (
 )
 from shortrun.reproduction_report import show, write_report
 from shortrun.runs import Pretrained, from_pretrained, read_lines, write_json
-from shortrun.train import Loop, train
+from shortrun.train import Loop, load_images, train
 from shortrun.tune import Estimation, free_energy_details, mean_free_energy
 
 ENCODERS, CHAINS = ("vae", "vae-iaf", "ladder-vae"), ("short-run", "abp")
@@ -157,8 +157,7 @@ class Place:
         return from_pretrained(self.run(training))
 
     def load(self, training: Training, split: data.Split) -> data.Images:
-        config = training.config(self.scale, self.data_root)
-        return data.load(config.data, split, root=config.data_root, size=config.size, crop=config.crop)
+        return load_images(training.config(self.scale, self.data_root), split)
 
     def held_out(self, training: Training, count: int) -> Tensor:
         images = self.load(training, "test")

@@ -54,10 +54,10 @@ def prepare_folder(folder: Path, resume: bool) -> None:
         raise RunError(f"{folder} is not empty. Continue it with `shortrun resume {folder}`, or name another folder")
 
 
-def load_training_set(config: TrainConfig) -> data.Images:
-    return data.load(
-        config.data, "train", root=config.data_root, size=config.size, crop=config.crop, limit=config.train_images
-    )
+def load_images(config: TrainConfig, split: data.Split) -> data.Images:
+    """The images of a run, cut and chosen as its settings say."""
+    limit = config.train_images if split == "train" else None
+    return data.load(config.data, split, root=config.data_root, size=config.size, crop=config.crop, limit=limit)
 
 
 def schedule(config: TrainConfig, iteration: int, share: float) -> tuple[float, float]:
@@ -87,8 +87,7 @@ class Loop:
         self.config, self.folder, self.say = config, folder, say
         self.accelerator = accelerator(config.mixed_precision)
         torch.set_flush_denormal(True)  # saturated tanh units give denormal gradients, which are slow
-        self.train_images = load_training_set(config)
-        self.test_images = data.load(config.data, "test", root=config.data_root, size=config.size, crop=config.crop)
+        self.train_images, self.test_images = load_images(config, "train"), load_images(config, "test")
         say(self.train_images.describe())
         say(self.test_images.describe())
         torch.manual_seed(config.seed)
@@ -377,7 +376,7 @@ def _run(
             speed = (loop.iteration - began_at) / (now - began)
             left = (now - began) * (1 - loop.share) / max(loop.share, 1e-9) if loop.share < 1 else 0.0
             size = loop.learner.dynamics.step_size
-            mean = float(torch.tensor(size).max())
+            mean = loop.learner.dynamics.longest
             progress.update(
                 task,
                 completed=loop.share,

@@ -442,8 +442,12 @@ def _replay(generator: RandomSource, x: Tensor) -> tuple[RandomSource, Callable[
 
 def default_grid(dynamics: Langevin) -> list[Any]:
     """Thirteen step sizes, a factor of sqrt(2) apart, around that of ``dynamics`` and of its form."""
-    centre = torch.tensor(dynamics.step_size, dtype=torch.float64)
-    return [(centre * 2 ** (j / 2)).tolist() for j in range(-6, 7)]
+    return [dynamics.scaled(2 ** (j / 2)).step_size for j in range(-6, 7)]
+
+
+def candidates_of(dynamics: Langevin, deltas: Iterable[float]) -> list[Any]:
+    """Step sizes of the form of ``dynamics`` whose longest step has each ``delta = sqrt(2 s)`` in turn."""
+    return [dynamics.scaled(delta**2 / 2 / dynamics.longest).step_size for delta in deltas]
 
 
 def tune_by_grid(

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from shortrun.config import TrainConfig
 from shortrun.langevin import Langevin
-from shortrun.learners.base import Batch, Inferred
+from shortrun.learners.base import Batch
 from shortrun.learners.short_run import ShortRun
-from shortrun.model import Latents, RandomSource
+from shortrun.model import Latents
 
 TEST_VISITS = 5
 
@@ -43,19 +43,9 @@ class ABP(ShortRun):
             self.remember(chains, batch, layer)
 
     @classmethod
-    def infer_by_dynamics(
-        cls,
-        model: Any,
-        x: Tensor,
-        dynamics: Langevin,
-        mask: Tensor | None = None,
-        generator: RandomSource = None,
-        quiet_steps: int = 0,
-    ) -> Inferred:
-        """A chain of several visits, whether it ends in a draw or, with ``quiet_steps``, near the centre."""
-        longest = float(torch.tensor(dynamics.step_size).max())
-        visits = Langevin(TEST_VISITS * dynamics.steps, longest, dynamics.noise)
-        return super().infer_by_dynamics(model, x, visits, mask, generator, quiet_steps)
+    def dynamics_for_new_images(cls, dynamics: Langevin) -> Langevin:
+        """A chain of several visits, whether it ends in a draw or near the centre."""
+        return Langevin(TEST_VISITS * dynamics.steps, dynamics.longest, dynamics.noise)
 
     def tensors(self) -> dict[str, Tensor]:
         return {f"chains.{i}": layer for i, layer in enumerate(self.chains)}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from shortrun.config import ModelConfig, TrainConfig
 from shortrun.generators import build_model
-from shortrun.langevin import Langevin, infer
+from shortrun.langevin import Langevin, infer, is_divergent, running_best
 from shortrun.model import Latents, RandomSource, standard_normal
 
 COMPILED_TOLERANCE = {"no": 1e-3, "bf16": 0.1, "fp16": 0.1}
@@ -137,17 +137,27 @@ class Learner:
         """  # fmt: skip
         if cls.no_dynamics is not None:
             raise NotPossibleError(cls.no_dynamics)
+        dynamics = cls.dynamics_for_new_images(dynamics)
         noisy = dynamics.steps - quiet_steps
         z, diagnostics = infer(
             model, x, dynamics.part(0, noisy), mask=mask, generator=generator, return_diagnostics=True
         )
-        divergent = diagnostics.divergent[-1]
-        if quiet_steps:
-            start = tuple(layer.masked_fill(divergent.view(-1, *[1] * (layer.ndim - 1)), 0.0) for layer in z)
-            quiet = dynamics.part(noisy, dynamics.steps, noise=False)
-            z, diagnostics = infer(model, x, quiet, mask=mask, start=start, return_diagnostics=True)
-            divergent = divergent | diagnostics.divergent[-1]
-        return Inferred(z, divergent)
+        if not quiet_steps:
+            return Inferred(z, diagnostics.divergent[-1])
+        # Chains may be off their way here and come back, so only those that are not finite are given up; at the end
+        # all are held against their best point, that of either part.
+        lost = ~torch.cat([layer.flatten(1) for layer in z], 1).isfinite().all(1)
+        start = tuple(layer.masked_fill(lost.view(-1, *[1] * (layer.ndim - 1)), 0.0) for layer in z)
+        quiet = dynamics.part(noisy, dynamics.steps, noise=False)
+        z, ending = infer(model, x, quiet, mask=mask, start=start, return_diagnostics=True)
+        log_joints = torch.cat([diagnostics.log_joint, ending.log_joint])
+        dimension = sum(layer[0].numel() for layer in z)
+        return Inferred(z, lost | is_divergent(log_joints, running_best(log_joints), dimension)[-1])
+
+    @classmethod
+    def dynamics_for_new_images(cls, dynamics: Langevin) -> Langevin:
+        """That of training; a method whose chains in training are not from the prior needs another one."""
+        return dynamics
 
     @classmethod
     def lower_bound(cls, model: Any, x: Tensor, dynamics: Langevin, generator: torch.Generator) -> Tensor:

@@ -29,7 +29,7 @@ from shortrun.langevin import DivergenceError, Langevin, Target, is_divergent
 from shortrun.learners.base import COMPILED_TOLERANCE, Batch, Learner, Update
 from shortrun.model import Latents, standard_normal
 from shortrun.parallel import seeded
-from shortrun.tune import Guard, StepSizeError, TuneResult, tune_by_gradient, tune_by_grid
+from shortrun.tune import Guard, StepSizeError, TuneResult, candidates_of, tune_by_gradient, tune_by_grid
 
 # Before, the generator is still so flat that the longest step looks best, and the next iterations make it steep.
 FIRST_TUNING = 40
@@ -54,14 +54,6 @@ GRADIENT_STEPS_TUNED = 40
 FIRST_PACE, PACE, SETTLING = (0.97, 1.5), (0.995, 1.05), 100
 # Share of the past in the running average of the squared latents.
 MEMORY = 0.9
-
-
-def _scaled(dynamics: Langevin, factor: float) -> Langevin:
-    return replace(dynamics, step_size=torch.tensor(dynamics.step_size, dtype=torch.float64) * factor)
-
-
-def _longest(step_size: Any) -> float:
-    return float(torch.tensor(step_size, dtype=torch.float64).max())
 
 
 class ShortRun(Learner):
@@ -119,7 +111,7 @@ class ShortRun(Learner):
         first = best = torch.full((len(x),), -math.inf, device=x.device)
         loss, finite = math.nan, True
         self.evaluator.begin(x, mask)
-        before = [tensor.detach().clone() for tensor in self.weights()]
+        before = [tensor.detach().clone() for tensor in self.weights()] if follows else []  # for undo
 
         def evaluate(k: int, z: Latents) -> Point:
             used = ~diverged if follows else torch.ones_like(diverged)
@@ -195,7 +187,7 @@ class ShortRun(Learner):
         """Nothing mends a step that is as tuned: a run whose chains diverge ends, and its last checkpoint stays."""
         if finite and divergent <= count / 2:
             return
-        size = self._longest()
+        size = self.dynamics.longest
         what = f"{divergent} of {count} chains diverged" if finite else "loss or gradients are not finite"
         advice = (
             "Shorter candidates (--tune-deltas), tuning more often (--tune-every), or a lower learning rate may help; "
@@ -222,10 +214,7 @@ class ShortRun(Learner):
     # -- the step size --------------------------------------------------------------------------------
 
     def _scale_steps(self, factor: float) -> None:
-        self.dynamics = _scaled(self.dynamics, factor)
-
-    def _longest(self) -> float:
-        return _longest(self.dynamics.step_size)
+        self.dynamics = self.dynamics.scaled(factor)
 
     def _follow_curvature(
         self, x: Tensor, mask: Tensor | None, z: Latents, generator: torch.Generator, rising: bool = True
@@ -254,7 +243,7 @@ class ShortRun(Learner):
         if math.isfinite(steepest) and steepest > 0:
             lowest, highest = FIRST_PACE if self.iterations < SETTLING else PACE
             highest = highest if rising else 1.0
-            wanted = min(self.target_size / self._longest(), GUARD.limit / steepest)
+            wanted = min(self.target_size / self.dynamics.longest, GUARD.limit / steepest)
             self._scale_steps(min(max(wanted, lowest), highest))
 
     def tuning_is_due(self, iteration: int) -> bool:
@@ -291,12 +280,12 @@ class ShortRun(Learner):
                 result = self._search(x, mask, sources, tried, DIVERGENCE_ALONE)
                 break
             except StepSizeError:
-                tried = _scaled(tried, 0.5)
+                tried = tried.scaled(0.5)
         else:
             self.tell("tuning found no step size that is safe to use; the step stays as it is")
             return
-        sizes = [_longest(size) for size in result.step_sizes]
-        present = self._longest()
+        sizes = [replace(tried, step_size=size).longest for size in result.step_sizes]
+        present = self.dynamics.longest
         allowed = [
             i for i in range(len(sizes)) if sizes[i] <= present * (1 + 1e-9) or result.stability[i] <= GUARD.limit
         ]
@@ -311,7 +300,7 @@ class ShortRun(Learner):
         if not settled:  # later, the guard leads it there slowly
             self.dynamics = chosen
         longest = self.config.tune == "grid" and sizes[result.best] == max(sizes)
-        self.target_size = LONGEST_STEP if longest else _longest(chosen.step_size)
+        self.target_size = LONGEST_STEP if longest else chosen.longest
         self._remember_tuning(result, chosen)
 
     def _search(
@@ -329,12 +318,8 @@ class ShortRun(Learner):
                 options["estimator"] = "lanczos"
             steps = GRADIENT_STEPS if self.config.step_control == "follow" else GRADIENT_STEPS_TUNED
             return tune_by_gradient(self.model, x, dynamics, per, iterations=steps, **options)
-        deltas = self.config.tune_deltas
-        if deltas:
-            form = torch.tensor(dynamics.step_size, dtype=torch.float64)
-            candidates = [(form / form.max() * delta**2 / 2).tolist() for delta in deltas]
-        else:
-            candidates = [_scaled(dynamics, factor).step_size for factor in (1 / 1.4, 1.0, 1.4)]
+        candidates = candidates_of(dynamics, self.config.tune_deltas)
+        candidates = candidates or [dynamics.scaled(factor).step_size for factor in (1 / 1.4, 1.0, 1.4)]
         return tune_by_grid(self.model, x, dynamics, candidates, **options)
 
     def _remember_tuning(self, result: TuneResult, chosen: Langevin) -> None:
