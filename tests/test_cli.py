@@ -221,3 +221,20 @@ def test_a_comparison_measures_with_the_images_that_it_trains_on(tmp_path):
         assert ground.seen.checksum == data.load("celeba", **options).checksum
         assert torch.equal(ground.held_out, data.load("celeba", "test", **options).batch(slice(None)))
     assert preset("paper", "celeba").crop != preset("cpu", "celeba").crop
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--preset", "authors-script", "--method", "vae"], "the authors' script has no vae"),
+        (["--preset", "smoke", "--tune-deltas", "nan"], "tune_deltas is (nan,)"),
+        (["--preset", "smoke", "--data", "folder:docs", "--crop", "0"], "crop is 0"),
+        (["--preset", "smoke", "--train-images", "0"], "train_images is 0"),
+        (["--preset", "smoke", "--rate-changes", "5", "3"], "rate_changes is (5, 3)"),
+    ],
+)
+def test_bad_settings_of_a_run_are_one_sentence_before_it_begins(tmp_path, capsys, words, message):
+    with pytest.raises(SystemExit):
+        call("train", *words, "--out", tmp_path / "run")
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -691,8 +691,8 @@ def _flag(words: Sequence[str], name: str, default: str) -> str:
     return default
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    words = list(sys.argv[1:] if words is None else words)
+def _commands(words: Sequence[str]) -> Any:
+    """All commands as one type for tyro; the defaults of train depend on its preset, data and method."""
     union: Any = None
     for command in COMMANDS:
         kwargs: dict[str, Any] = {"name": command.__name__.lower()}
@@ -705,8 +705,13 @@ def main(words: Sequence[str] | None = None) -> None:
             kwargs["default"] = Train(tyro.MISSING, config=config)
         member = Annotated[command, tyro.conf.subcommand(**kwargs)]  # type: ignore[valid-type]
         union = member if union is None else union | member
+    return union
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    words = list(sys.argv[1:] if words is None else words)
     try:
-        arguments = tyro.cli(union, prog="shortrun", description=__doc__, args=words)
+        arguments: Any = tyro.cli(_commands(words), prog="shortrun", description=__doc__, args=words)
         with _one_voice(arguments):
             COMMANDS[type(arguments)](arguments)  # type: ignore[operator]
     except CHECKED_ERRORS as error:

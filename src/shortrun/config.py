@@ -205,7 +205,7 @@ class TrainConfig:
                 f"rate_changes is {self.rate_changes}; expected one iteration, in rising order, between two of the "
                 f"{len(self.learning_rates)} learning_rates"
             )
-        if self.tune_deltas and min(self.tune_deltas) <= 0:
+        if not all(0 < delta < math.inf for delta in self.tune_deltas):
             problems.append(f"tune_deltas is {self.tune_deltas}; expected positive numbers")
         if not 0 <= self.anneal_from <= self.anneal:
             problems.append(f"anneal_from is {self.anneal_from}; expected between 0 and anneal ({self.anneal})")

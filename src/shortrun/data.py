@@ -120,6 +120,8 @@ def load(
     kind, _, rest = name.partition(":")
     if split not in ("train", "test"):
         raise DataError(f"split is {split!r}; accepted: train, test")
+    if isinstance(crop, int) and crop < 1:
+        raise DataError(f"crop is {crop}; expected the side of a square in pixels, or whole")
     if kind in ("folder", "zip", "npz", "hf") and not rest:
         raise DataError(f"data {name!r} lacks its place: write {kind}:{'NAME' if kind == 'hf' else 'PATH'}")
     if kind == "embedded":
