@@ -14,16 +14,20 @@ import argparse
 import itertools
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shortrun.learners.base import Batch
-from shortrun.published import SCALES, Training
-from shortrun.reproduce import Place, machine, measure_error
-from shortrun.runs import from_pretrained, write_json
-from shortrun.train import Loop
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from shortrun.files import write_json
+from shortrun.fitting import fit
+from shortrun.studies.reproduce.models import measure_error
+from shortrun.studies.reproduce.place import Place
+from shortrun.studies.reproduce.published import SCALES, Scale, ScaleName, Training
+from shortrun.studies.sources import machine
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "short-run": {},
@@ -37,48 +41,52 @@ def join(values: Sequence[Any]) -> str:
     return " ".join(map(str, values))
 
 
-class RepeatingLoop(Loop):
-    """A training loop that keeps each batch for several iterations."""
+class RepeatedBatches:
+    """Random indices without end, each batch several times in a row; the batches are those that `fit` would draw."""
 
-    repeat = 1
+    def __init__(self, total: int, batch: int, repeat: int, seed: int) -> None:
+        self.total, self.batch, self.repeat = total, batch, repeat
+        self.rng = torch.Generator().manual_seed(1000 * seed)
 
-    def draw(self, count: int, generator: str) -> Batch:
-        if generator != "order":
-            return super().draw(count, generator)
-        if self.iteration % self.repeat == 0 or not hasattr(self, "kept"):
-            self.kept = super().draw(count, generator)
-        return self.kept
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            indices = torch.randint(self.total, (self.batch,), generator=self.rng).tolist()
+            yield from itertools.repeat(indices, self.repeat)
 
 
-def learn(training: Training, repeat: int) -> dict[str, Any]:
+def learn(training: Training, repeat: int, name: ScaleName, scale: Scale) -> dict[str, Any]:
     """Train at equal updates with ``repeat`` iterations per batch, and measure."""
-    scale = SCALES["cpu"]
     with tempfile.TemporaryDirectory() as folder:
-        loop = RepeatingLoop(training.config(scale, None), Path(folder), False, lambda text: None)
-        loop.repeat = repeat
-        loop.save()  # what a recovery goes back to
-        while loop.share < 1:
-            loop.advance()
-        loop.save()
-        place = Place(Path(folder), Path(folder), "cpu", scale)
-        found = measure_error(place, training, from_pretrained(Path(folder)))
-    return {"seed": training.seed, "updates": loop.updates, "batches": -(-loop.iteration // repeat), **found}
+        place = Place(Path(folder), Path(folder), name, scale)
+        images = place.load(training, "train")
+        config = place.config(training).changed(evaluate_every=1e9)  # an evaluation would take a batch for itself
+        data: Any = images
+        if repeat > 1:
+            batches: Any = RepeatedBatches(len(images), config.run.batch, repeat, training.seed)
+            data = DataLoader(TensorDataset(images.array), batch_sampler=batches)
+        trained = fit(None, data, validation=place.load(training, "test"), config=config, quiet=True)
+        found = measure_error(place, training, trained)
+    updates, iterations = trained.info["updates"], trained.info["iterations"]
+    return {"seed": training.seed, "updates": updates, "batches": -(-iterations // repeat), **found}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", default="svhn")
     parser.add_argument("--layers", type=int, default=3, choices=(1, 3, 5))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["short-run", "ladder-vae"])
+    parser.add_argument("--preset", choices=SCALES, default="cpu", help="smoke: to see that it runs")
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
+    name: ScaleName = arguments.preset
+    scale = SCALES[name]
     ours = Training(arguments.data, layers=arguments.layers, equal="updates")
-    along = ours.config(SCALES["cpu"], None).learn_last
+    along = ours.config(scale, None).updates_along(0)
     rows: dict[str, list[dict[str, Any]]] = {variant: [] for variant in arguments.variants}
     for seed, variant in itertools.product(arguments.seeds, arguments.variants):
         training = replace(ours, seed=seed, **VARIANTS[variant])
-        rows[variant].append(learn(training, along if variant == "ladder-vae" else 1))
+        rows[variant].append(learn(training, along if variant == "ladder-vae" else 1, name, scale))
         print(f"{variant}: {rows[variant][-1]}", flush=True)
         if arguments.json:
             settings = f"--data {arguments.data} --layers {arguments.layers} --seeds {join(arguments.seeds)}"

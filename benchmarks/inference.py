@@ -27,8 +27,10 @@ import torch
 from torch import Tensor, nn
 
 import shortrun as sr
-from shortrun.bench import best, high_water
-from shortrun.tune import Estimation, free_energy_details
+from shortrun import Estimation
+from shortrun.core.free_energy import Entropy, FreeEnergy, free_energy_details
+from shortrun.core.latents import dimensions, unflatten
+from shortrun.studies.bench import best, high_water
 
 STEPS = 25
 STEP_SIZE = 0.004
@@ -57,18 +59,17 @@ def build(sizes: list[int], channels: int, base: int, colours: int) -> tuple[sr.
         for module in (decoder.project, decoder.up, decoder.out):
             module.weight.mul_(2.5)  # so that the curvature is that of a trained generator
     model = sr.GaussianModel(decoder, [(size,) for size in sizes], 0.3).requires_grad_(False)
-    generator = torch.Generator().manual_seed(1)
-    return model, decoder(model.sample_prior(64, generator))
+    return model, decoder(model.sample_prior(64, torch.Generator().manual_seed(1)))
 
 
 def log_joint(model: sr.GaussianModel, x: Tensor, flat: Tensor) -> Tensor:
-    z = flat.split([math.prod(shape) for shape in model.latent_shapes], 1)
+    z = unflatten(flat, model.latent_shapes)
     return model.log_prior(z) + model.log_likelihood(x, z)
 
 
 def row_by_row(model: sr.GaussianModel, x: Tensor, rows: int | None = None) -> Tensor | None:
     """log|det dz_K/dz_0| through the K-step graph; ``rows`` stops early, to extrapolate the time."""
-    d = sum(math.prod(shape) for shape in model.latent_shapes)
+    d = dimensions(model.latent_shapes)
     start = torch.randn(len(x), d, requires_grad=True)
     z = start
     for _ in range(STEPS):
@@ -82,7 +83,7 @@ def row_by_row(model: sr.GaussianModel, x: Tensor, rows: int | None = None) -> T
 
 def row_by_row_seconds(model: sr.GaussianModel, x: Tensor, repeats: int) -> float:
     """Seconds for all rows, from the times of few and of more rows (time is linear in their number)."""
-    d = sum(math.prod(shape) for shape in model.latent_shapes)
+    d = dimensions(model.latent_shapes)
     if d <= 64:
         return best(lambda: row_by_row(model, x), repeats)
     few, more = (best(lambda n=n: row_by_row(model, x, n), repeats) for n in (4, 24))
@@ -106,7 +107,7 @@ def measure_memory(kind: str, steps: int) -> None:
             STEPS = count
             row_by_row(model, x, 1)
         else:
-            sr.free_energy(model, x[:8], sr.Langevin(count, STEP_SIZE), samples=4)
+            sr.free_energy(model, x[:8], sr.Langevin(count, STEP_SIZE), Estimation(estimator="exact", chains=4))
 
     work(2)  # what the libraries load at first use is not ours
     resting = high_water()
@@ -150,11 +151,11 @@ def main() -> None:
     alone = row_by_row_seconds(model, x[:1], repeats)
     batched = min(row_by_row_seconds(model, x[:n], repeats) / n for n in (16, 64))
     dynamics = sr.Langevin(STEPS, STEP_SIZE)
-    generator = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
 
-    def exact(entropy: str) -> float:
+    def exact(entropy: Entropy) -> float:
         def run() -> None:
-            sr.free_energy(model, x[:16], dynamics, entropy=entropy, samples=8, generator=generator)
+            sr.free_energy(model, x[:16], dynamics, Estimation(entropy, "exact", chains=8), rng=rng)
 
         return best(run, repeats) / 128
 
@@ -178,14 +179,14 @@ def main() -> None:
     alone = row_by_row_seconds(model, x[:1], repeats)
     batched = min(row_by_row_seconds(model, x[:n], repeats) / n for n in (8, 32))
     count = 32
-    how = Estimation("conditional", "lanczos", samples=1, probes=2, depth=4)
+    how = Estimation("conditional", "lanczos", chains=1, probes=2, depth=4)
 
-    def lanczos(how: Estimation = how) -> sr.tune.FreeEnergy:
-        return free_energy_details(model, x[:count], dynamics, how, generator=torch.Generator().manual_seed(0))
+    def lanczos(how: Estimation = how) -> FreeEnergy:
+        return free_energy_details(model, x[:count], dynamics, how, rng=torch.Generator().manual_seed(0))
 
     seconds = best(lanczos, repeats) / count
     estimate = lanczos()
-    truth = lanczos(Estimation("conditional", "exact", samples=1))
+    truth = lanczos(Estimation("conditional", "exact", chains=1))
     start = 0.5 * sum(sizes) * math.log(2 * math.pi * math.e)
     logdet, guess = truth.entropy - start, estimate.entropy - start
     report("lanczos_rows_alone_s", alone, "  row by row, one example at a time, s per example")

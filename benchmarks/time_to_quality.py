@@ -4,7 +4,7 @@
 
 Short run inference (the `cpu` preset), a VAE (the `cpu` preset: 128 latents through the same blocks) and the published
 recipe (fixed delta = 0.05, one update per chain, batch 100, learning rate 8e-5) train for `--minutes` each. What
-`--methods` leaves out is taken over from the file, if it is there. Held-out MSE is taken in two ways:
+`--methods` does not name is taken over from the file, if it is there. Held-out MSE is taken in two ways:
 
 * draw: from a draw of the method's q(z | x), which is what short run inference gives;
 * centre: from the mean of the VAE's q; for short run inference, the last ten steps are taken without noise.
@@ -18,99 +18,88 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import tempfile
-import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shortrun import data, metrics
-from shortrun.config import TrainConfig, preset
-from shortrun.langevin import infer
-from shortrun.train import Loop
+from shortrun import metrics
+from shortrun.fitting import fit
+from shortrun.metrics.errors import mse_per_image
+from shortrun.trained import Trained
+from shortrun.training.config import Config
+from shortrun.training.presets import preset
 
-IMAGES, QUIET_STEPS, EVALUATIONS = 100, 10, 24
+IMAGES, QUIET_STEPS = 100, 10
+METHODS = ("ours", "vae", "authors")
 
 
-def evaluate(loop: Loop) -> dict[str, float]:
+def evaluate(trained: Trained, x: Tensor) -> dict[str, float]:
     """Held-out MSE from a draw and from the centre of q(z | x)."""
-    model: Any = loop.model
-    x = loop.test_images.batch(slice(0, IMAGES))
-    generator = torch.Generator().manual_seed(0)
-    if loop.config.method == "vae":
-        with torch.no_grad():
-            draw = model.encode(x, model.sample_prior(len(x), generator)).z
-            centre = model.encode(x, tuple(torch.zeros_like(layer) for layer in draw)).z
-    else:
-        dynamics = loop.learner.dynamics
-        noisy, steps = dynamics.steps - QUIET_STEPS, dynamics.steps
-        half_way = infer(model, x, dynamics.part(0, noisy), generator=generator)
-        draw = infer(model, x, dynamics.part(noisy, steps), start=half_way, generator=generator)
-        centre = infer(model, x, dynamics.part(noisy, steps, noise=False), start=half_way)
-
-    def error(z: tuple[Tensor, ...]) -> float:
-        with torch.no_grad():
-            return float((model.decoder(z) - x).square().mean())
-
-    return {"draw": error(draw), "centre": error(centre)}
+    quiet = 0 if trained.method == "vae" else min(QUIET_STEPS, trained.dynamics.steps)
+    images = {"draw": trained.reconstruct(x, by="draw"), "centre": trained.reconstruct(x, quiet_steps=quiet)}
+    return {name: float(mse_per_image(shown, x).mean()) for name, shown in images.items()}
 
 
-def run(config: TrainConfig, samples: int) -> tuple[list[dict[str, float]], Tensor, dict[str, Any]]:
-    points = []
-    every = 60 * (config.minutes or 1) / EVALUATIONS
-    with tempfile.TemporaryDirectory() as folder:
-        loop = Loop(config, Path(folder), False, lambda text: None)
-        loop.save()
-        following, mark = every, time.perf_counter()
-        while loop.share < 1:
-            update = loop.advance()
-            now = time.perf_counter()
-            loop.seconds, mark = loop.seconds + now - mark, now
-            if loop.seconds >= following or loop.share >= 1:
-                points.append({"seconds": round(loop.seconds, 1), **evaluate(loop)})
-                following, mark = loop.seconds + every, time.perf_counter()
-        source = torch.Generator().manual_seed(config.seed)
-        drawn = loop.learner.sample(loop.model, samples, source, loop.learner.spread)
-        return points, drawn, {"updates": loop.updates, "latent_std": update.latent_std}
+def run(config: Config, samples: int, evaluations: int) -> tuple[list[dict[str, float]], Tensor, dict[str, Any]]:
+    """Train; the errors over time, samples at the end, and what else is worth knowing."""
+    points: list[dict[str, float]] = []
+    config = config.changed(evaluate_every=60 * config.run.minutes / evaluations, evaluate_images=1)
+    held_out = config.data.load("test")
+    x = held_out.batch(slice(0, IMAGES))
+
+    def note(trained: Trained) -> None:
+        points.append({"seconds": round(trained.info["seconds"], 1), **evaluate(trained, x)})
+
+    seen = config.data.load("train")
+    trained = fit(None, seen, validation=held_out, config=config, quiet=True, callback=note)
+    drawn = trained.sample(samples, seed=config.run.seed)
+    latent_std = trained.history.evaluations[-1]["latent_std"]
+    return points, drawn, {"updates": trained.info["updates"], "latent_std": latent_std}
 
 
-def main() -> None:
+def configs(arguments: argparse.Namespace) -> dict[str, Config]:
+    budget = {"minutes": arguments.minutes, "iterations": None, "seed": arguments.seed}
+    ours = preset(arguments.preset, arguments.data).changed(**budget)
+    vae = preset(arguments.preset, arguments.data, "vae").changed(**budget)
+    if arguments.same_latents:
+        vae = vae.changed(network={each.name: getattr(ours.network, each.name) for each in fields(ours.network)})
+    script = preset("authors-script", arguments.data)
+    authors = ours.changed(
+        tune="off", step_size=script.settings.step_size, learn_last=1, cool_down=0, batch=script.run.batch, warm_up=0,
+        learning_rates=script.run.learning_rates, betas=script.run.betas, decay=False,
+    )  # fmt: skip
+    return dict(zip(METHODS, (ours, vae, authors), strict=True))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", default="mnist")
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--samples", type=int, default=250, help="for KID; 0 leaves it out")
-    methods = ("ours", "vae", "authors")
-    parser.add_argument("--methods", nargs="+", choices=methods, default=methods, help="what to run")
+    parser.add_argument("--samples", type=int, default=250, help="for KID; 0 for none")
+    parser.add_argument("--evaluations", type=int, default=24, help="of each method, evenly over time")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="what to run")
     parser.add_argument("--same-latents", action="store_true", help="a VAE over the noises of all three layers")
+    parser.add_argument("--preset", choices=("smoke", "cpu"), default="cpu", help="smoke: to see that it runs")
     parser.add_argument("--json")
-    arguments = parser.parse_args()
-    ours = replace(preset("cpu", arguments.data), minutes=arguments.minutes, seed=arguments.seed)
-    vae = replace(preset("cpu", arguments.data, "vae"), minutes=arguments.minutes, seed=arguments.seed)
-    if arguments.same_latents:
-        vae = replace(vae, model=ours.model)
-    script = preset("authors-script", arguments.data)
-    authors = replace(
-        ours, tune="off", step_size=script.step_size, learn_last=1, cool_down=0, batch=script.batch, warm_up=0,
-        learning_rates=script.learning_rates, betas=script.betas, decay=False,
-    )  # fmt: skip
+    arguments = parser.parse_args(argv)
     rows: dict[str, Any] = {}
     if arguments.json and Path(arguments.json).is_file():
         rows = json.loads(Path(arguments.json).read_text())["rows"]
     if "ours" not in rows and "ours" not in arguments.methods:
-        parser.error("--methods leaves out ours, and --json names no file that has it")
-    if arguments.samples:
-        network = metrics.inception()
-        seen = metrics.to_bytes(data.load(arguments.data, "train").batch(slice(0, arguments.samples)))
-    for name, config in {"ours": ours, "vae": vae, "authors": authors}.items():
+        parser.error("--methods does not name ours, and --json names no file that has it")
+    network = metrics.inception() if arguments.samples else None
+    for name, config in configs(arguments).items():
         if name in arguments.methods:
-            points, drawn, more = run(config, max(arguments.samples, 1))
+            points, drawn, more = run(config, max(arguments.samples, 1), arguments.evaluations)
             rows[name] = {**points[-1], "curve": points, **more}
-            if arguments.samples:
-                sets = (metrics.features(images, network, quiet=True) for images in (seen, metrics.to_bytes(drawn)))
+            if network is not None:
+                seen = config.data.load("train").batch(slice(0, arguments.samples))
+                sets = (metrics.features(metrics.to_bytes(part), network, quiet=True) for part in (seen, drawn))
                 rows[name]["kid"] = metrics.kid(*sets)[0]
         elif name not in rows:
             continue

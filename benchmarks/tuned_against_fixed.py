@@ -11,37 +11,35 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
-from shortrun.config import preset
-from shortrun.runs import read_lines
-from shortrun.train import train
+from shortrun.fitting import fit
+from shortrun.training.config import Config
+from shortrun.training.presets import preset
 
 
-def curve(folder: Path) -> list[tuple[float, float]]:
-    lines = read_lines(folder / "metrics.jsonl")
-    return [(line["seconds"], line["mse"]) for line in lines if "mse" in line]
+def curve(config: Config) -> list[tuple[float, float]]:
+    """Train; held-out MSE over seconds of training."""
+    trained = fit(None, config.data.load("train"), validation=config.data.load("test"), config=config, quiet=True)
+    return [(line["seconds"], line["mse"]) for line in trained.history.evaluations]
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", default="mnist")
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--learn-last", type=int, default=18, help="of the fixed run; 1 is the authors' recipe")
+    parser.add_argument("--preset", choices=("smoke", "cpu"), default="cpu", help="smoke: to see that it runs")
     parser.add_argument("--json")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     rows = []
     for seed in arguments.seeds:
-        base = replace(preset("cpu", arguments.data), minutes=arguments.minutes, seed=seed)
-        fixed = replace(base, tune="off", step_size=0.05**2 / 2, learn_last=arguments.learn_last, evaluate_every=1e9)
-        tuned = replace(base, evaluate_every=4.0)
-        with tempfile.TemporaryDirectory() as folder:
-            goal = train(fixed, Path(folder) / "fixed", quiet=True).mse
-            train(replace(tuned, iterations=None), Path(folder) / "tuned", quiet=True)
-            points = curve(Path(folder) / "tuned")
+        base = preset(arguments.preset, arguments.data).changed(minutes=arguments.minutes, iterations=None, seed=seed)
+        fixed = {"tune": "off", "step_size": 0.05**2 / 2, "learn_last": arguments.learn_last, "evaluate_every": 1e9}
+        goal = curve(base.changed(**fixed))[-1][1]
+        points = curve(base.changed(evaluate_every=4.0))
         reached = next((seconds for seconds, mse in points if mse <= goal), float("inf"))
         share = reached / (60 * arguments.minutes)
         rows.append({"seed": seed, "fixed_mse": goal, "seconds": reached, "share": share, "tuned_mse": points[-1][1]})

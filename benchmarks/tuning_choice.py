@@ -12,33 +12,34 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from shortrun.config import preset
-from shortrun.learners.short_run import DEPTH, PROBES
-from shortrun.train import Loop
-from shortrun.tune import tune_by_grid
+from shortrun.core.free_energy import Estimation, Estimator
+from shortrun.core.tune import tune_by_grid
+from shortrun.data import Images
+from shortrun.fitting import fit
+from shortrun.learners.adapt import Rules
+from shortrun.trained import Trained
+from shortrun.training.presets import preset
 
 MOMENTS = (0.1, 0.3, 0.5, 0.75, 0.95)
+EVERY = 0.05  # share of the run between two evaluations; all moments are multiples of it
 FACTORS = [2 ** (j / 2) for j in range(-2, 3)]
 
 
-def choose(loop: Loop, images: int, chains: int, estimator: str, seed: int) -> dict[str, Any]:
+def choose(trained: Trained, seen: Images, images: int, chains: int, estimator: Estimator, seed: int) -> dict[str, Any]:
     """The curve and the choice for so many training images and chains."""
-    dynamics = loop.learner.dynamics
-    grid = [dynamics.scaled(factor).step_size for factor in FACTORS]
-    x = loop.train_images.batch(loop.train_images.some(100)[seed * images : (seed + 1) * images])
+    grid = [factor * trained.dynamics.step_size for factor in FACTORS]
+    x = seen.batch(seen.some(100)[seed * images : (seed + 1) * images])
+    how = Estimation(estimator=estimator, chains=chains, probes=Rules.probes, depth=Rules.depth)
+    rng = torch.Generator().manual_seed(seed)
     begun = time.perf_counter()
-    result = tune_by_grid(
-        loop.model, x, dynamics, grid, estimator=estimator, samples=chains, probes=PROBES, depth=DEPTH, guard=None,
-        generator=torch.Generator().manual_seed(seed),
-    )  # fmt: skip
+    result = tune_by_grid(trained.model, x, trained.dynamics, grid, how, guard=None, rng=rng)
     return {
         "best": result.best,
         "free_energy": [round(value, 2) for value in result.free_energy.tolist()],
@@ -47,7 +48,7 @@ def choose(loop: Loop, images: int, chains: int, estimator: str, seed: int) -> d
     }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", default="embedded")
     parser.add_argument("--minutes", type=float, default=3.0)
@@ -58,35 +59,42 @@ def main() -> None:
     parser.add_argument("--reference-chains", type=int, default=64)
     parser.add_argument("--cheap", nargs="*", default=[], help="further settings to try, as IMAGESxCHAINS")
     parser.add_argument("--repeats", type=int, default=3, help="choices with other images and noise")
+    parser.add_argument("--preset", choices=("smoke", "cpu"), default="cpu", help="smoke: to see that it runs")
     parser.add_argument("--json")
-    arguments = parser.parse_args()
-    config = preset("cpu", arguments.data)
-    model = replace(config.model, latent_sizes=tuple(arguments.latents), channels=arguments.channels)
-    config = replace(config, model=model, minutes=arguments.minutes, seed=arguments.seed, compile="off")
-    used = f"{config.tune_images}x{config.tune_chains}"
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        loop = Loop(config, Path(folder), False, lambda text: None)
-        loop.save()
-        for moment in MOMENTS:
-            while loop.share < moment:
-                begun = time.perf_counter()
-                loop.advance()
-                loop.seconds += time.perf_counter() - begun
-            mse = loop.evaluate(pictures=False)
-            reference = choose(loop, arguments.reference_images, arguments.reference_chains, "exact", 0)
-            row: dict[str, Any] = {
-                "iteration": loop.iteration, "mse": mse, "reference": reference,
-                "step_size": loop.learner.dynamics.longest, "cheap": {},
-            }  # fmt: skip
-            for setting in dict.fromkeys([used, *arguments.cheap]):
-                images, chains = map(int, setting.split("x"))
-                row["cheap"][setting] = [
-                    choose(loop, images, chains, config.estimator, seed) for seed in range(1, arguments.repeats + 1)
-                ]
-            rows.append(row)
+    arguments = parser.parse_args(argv)
+    config = preset(arguments.preset, arguments.data).changed(
+        network={"latent_sizes": tuple(arguments.latents), "channels": arguments.channels}, minutes=arguments.minutes,
+        iterations=None, seed=arguments.seed, compile="off", evaluate_every=60 * arguments.minutes * EVERY,
+    )  # fmt: skip
+    settings: Any = config.settings
+    used = f"{settings.tune_images}x{settings.tune_chains}"
+    seen = config.data.load("train")
+    rows: list[dict[str, Any]] = []
+
+    def measure(trained: Trained) -> dict[str, Any]:
+        reference = choose(trained, seen, arguments.reference_images, arguments.reference_chains, "exact", 0)
+        cheap = {}
+        for setting in dict.fromkeys([used, *arguments.cheap]):
+            images, chains = map(int, setting.split("x"))
+            cheap[setting] = [
+                choose(trained, seen, images, chains, settings.estimator, seed)
+                for seed in range(1, arguments.repeats + 1)
+            ]
+        return {
+            "iteration": trained.info["iterations"], "mse": trained.info["mse"], "reference": reference,
+            "step_size": trained.dynamics.step_size, "cheap": cheap,
+        }  # fmt: skip
+
+    def watch(trained: Trained) -> bool:
+        """Measure at each moment; whether all are over."""
+        while len(rows) < len(MOMENTS) and trained.info["share"] >= MOMENTS[len(rows)]:
+            rows.append(row := measure(trained))
             choices = {name: [each["best"] for each in tries] for name, tries in row["cheap"].items()}
-            print(f"iteration {loop.iteration}, MSE {mse:.4f}: reference {reference['best']}, {choices}", flush=True)
+            text = f"iteration {row['iteration']}, MSE {row['mse']:.4f}"
+            print(f"{text}: reference {row['reference']['best']}, {choices}", flush=True)
+        return len(rows) == len(MOMENTS)
+
+    fit(None, seen, validation=config.data.load("test"), config=config, quiet=True, callback=watch)
     apart = [abs(each["best"] - row["reference"]["best"]) for row in rows for each in row["cheap"][used]]
     print(f"cells apart, as training tunes ({used}): {apart}")
     if arguments.json:

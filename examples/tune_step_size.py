@@ -3,7 +3,7 @@
     python examples/tune_step_size.py --out demo
 
 A linear-Gaussian model with 8 latents and K = 25 Langevin steps: the true KL divergence between what the
-chains sample and the posterior is known in closed form here, so both estimates can be held against it.
+chains sample and the posterior is known in closed form here, so both estimates can be compared with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import matplotlib
 import torch
 
 import shortrun as sr
-from shortrun.tune import Guard
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -24,12 +23,12 @@ import matplotlib.pyplot as plt
 
 def problem(seed: int) -> tuple[sr.LinearGaussian, torch.Tensor]:
     """Eight latents seen through twelve noisy pixels, and 16 observations drawn from the model."""
-    generator = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     scales = torch.linspace(0.3, 1.0, 8, dtype=torch.float64)
-    weight = torch.randn(12, 8, generator=generator, dtype=torch.float64) * scales
+    weight = torch.randn(12, 8, generator=rng, dtype=torch.float64) * scales
     exact = sr.LinearGaussian(weight, 0.5)
-    z = torch.randn(16, 8, generator=generator, dtype=torch.float64)
-    noise = torch.randn(16, 12, generator=generator, dtype=torch.float64)
+    z = torch.randn(16, 8, generator=rng, dtype=torch.float64)
+    noise = torch.randn(16, 12, generator=rng, dtype=torch.float64)
     return exact, z @ weight.T + 0.5 * noise
 
 
@@ -49,9 +48,8 @@ def main() -> None:
             x,
             dynamics,
             step_sizes,
-            entropy=entropy,
-            samples=32,
-            generator=torch.Generator().manual_seed(arguments.seed),
+            sr.Estimation(entropy, chains=32),
+            rng=torch.Generator().manual_seed(arguments.seed),
         )
         for entropy in ("conditional", "marginal")
     }
@@ -74,7 +72,7 @@ def main() -> None:
     for name, curve in curves.items():
         print(
             f"{name:12s} chooses s = {step_sizes[curve.best]:.4f}: its true KL is {truth[curve.best]:.3f} "
-            f"(the least is {truth.min():.3f})"
+            f"(the lowest is {truth.min():.3f})"
         )
 
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -113,7 +111,7 @@ def draw(
     if excluded:
         axes.axvspan(min(excluded), max(step_sizes) * 1.1, color="0.88", zorder=0)
         middle = (min(excluded) * max(step_sizes)) ** 0.5
-        limit = Guard().limit
+        limit = sr.Guard().limit
         axes.text(middle, 6.0, f"ruled out:\ns·λmax > {limit:g}\nor divergent", ha="center", fontsize=9.5)
     axes.set_xscale("log")
     axes.set_yscale("log")

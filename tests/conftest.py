@@ -3,5 +3,5 @@ import torch
 
 
 @pytest.fixture
-def generator() -> torch.Generator:
+def rng() -> torch.Generator:
     return torch.Generator().manual_seed(0)

@@ -37,10 +37,10 @@ class Problem(NamedTuple):
 
     def data(self, count: int, seed: int = 0) -> Tensor:
         """``x`` drawn from the model itself."""
-        generator = torch.Generator().manual_seed(seed)
+        rng = torch.Generator().manual_seed(seed)
         model = self.model()
-        mean = self.decoder(model.sample_prior(count, generator))
-        return mean + self.sigma * torch.randn(mean.shape, generator=generator, dtype=torch.float64)
+        mean = self.decoder(model.sample_prior(count, rng))
+        return mean + self.sigma * torch.randn(mean.shape, generator=rng, dtype=torch.float64)
 
 
 def _grid(lowest: float, highest: float, count: int) -> list[float]:
@@ -97,10 +97,10 @@ FAMILY_KINDS = ("tanh", "sine", "even", "fold", "bump")
 
 def family_member(seed: int, dimension: int) -> Problem:
     """A random model; ``even`` and ``fold`` have posteriors with two modes or more, ``sine`` and ``bump`` often."""
-    generator = torch.Generator().manual_seed(1000 + seed)
+    rng = torch.Generator().manual_seed(1000 + seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
 
     kind, hidden, size = FAMILY_KINDS[seed % 5], 3, dimension + 1
     inward, shift = normal(dimension, hidden), 0.7 * normal(hidden)

@@ -36,19 +36,19 @@ def conv_model(seed: int = 0, sigma: float = 0.4, gain: float = 2.0) -> sr.Gauss
 
 
 def conv_data(model: sr.GaussianModel, count: int, seed: int = 1) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        return model.decoder(model.sample_prior(count, generator))
+        return model.decoder(model.sample_prior(count, rng))
 
 
 def linear_problem(noise: float = 0.4, dimension: int = 8) -> tuple[sr.LinearGaussian, Tensor]:
     """A linear-Gaussian model in two layers with curvatures from 1 to about 130, and data from it."""
-    generator = torch.Generator().manual_seed(3)
+    rng = torch.Generator().manual_seed(3)
     scales = torch.linspace(0.1, 1.2, dimension, dtype=torch.float64)
-    weight = torch.randn(dimension + 4, dimension, generator=generator, dtype=torch.float64) * scales
-    bias = torch.randn(dimension + 4, generator=generator, dtype=torch.float64)
+    weight = torch.randn(dimension + 4, dimension, generator=rng, dtype=torch.float64) * scales
+    bias = torch.randn(dimension + 4, generator=rng, dtype=torch.float64)
     split = [(dimension // 2,), (dimension - dimension // 2,)]
     exact = sr.LinearGaussian(weight, noise, bias, split)
-    z = torch.randn(5, dimension, generator=generator, dtype=torch.float64)
+    z = torch.randn(5, dimension, generator=rng, dtype=torch.float64)
     x = z @ weight.T + bias
-    return exact, x + noise * torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    return exact, x + noise * torch.randn(x.shape, generator=rng, dtype=torch.float64)

@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 
 import shortrun as sr
-from shortrun.config import model_from_plain, preset
-from shortrun.generators import Block, HierarchicalFeatures, LatentCoordinates, TopDownGenerator, build_model
+from shortrun.nets.build import build_model
+from shortrun.nets.generators import Block, HierarchicalFeatures, LatentCoordinates, TopDownGenerator
+from shortrun.training.config import network_of
+from shortrun.training.presets import preset
 
 
 @pytest.mark.parametrize("image", [(1, 28, 28), (3, 32, 32), (3, 64, 64), (3, 48, 32)])
@@ -27,7 +29,7 @@ def test_any_number_of_layers_and_any_size_that_divides(image, layers, kind):
 
 
 def parameters(name, latent_sizes=None):
-    config = preset(name, "celeba").model
+    config = preset(name, "celeba").network
     config = replace(config, latent_sizes=latent_sizes or config.latent_sizes)
     return sum(p.numel() for p in build_model(config, (3, 32, 32), 0.3).parameters())
 
@@ -55,7 +57,7 @@ def test_the_network_of_the_paper_is_that_of_its_table():
 @pytest.mark.parametrize("name", ["paper", "authors-script"])
 def test_published_networks_written_a_second_time(name):
     """By the equations of the appendix (paper) and the order of operations of the public script, from the weights."""
-    config = replace(preset(name, "celeba").model, latent_sizes=(3, 4, 5), channels=8)
+    config = replace(preset(name, "celeba").network, latent_sizes=(3, 4, 5), channels=8)
     torch.manual_seed(0)
     decoder = build_model(config, (3, 32, 32), 0.3).double().decoder
     w = decoder.state_dict()
@@ -95,7 +97,7 @@ def test_published_networks_written_a_second_time(name):
 
 def test_models_saved_before_there_was_a_choice_keep_their_network():
     old = {"kind": "top-down", "latent_sizes": [3, 4], "channels": 8, "base": 7, "head_channels": None}
-    decoder = build_model(model_from_plain(old), (1, 28, 28), 0.3).decoder
+    decoder = build_model(network_of("short-run", old), (1, 28, 28), 0.3).decoder
     assert isinstance(decoder.last_block, Block)
     assert not decoder.activated
     assert decoder.means[0].conv.out_channels == 8
@@ -137,12 +139,12 @@ def test_noise_and_latent_coordinates_are_one_joint_distribution():
         torch.testing.assert_close(latent.log_prior(z)[i], noise.log_prior(eps)[i] - volume)
 
 
-def test_latent_coordinates_can_be_inferred_and_tuned(generator):
+def test_latent_coordinates_can_be_inferred_and_tuned(rng):
     _, latent = small_models()
     x = torch.rand(3, 1, 12, 12).double() - 0.5
-    z = sr.infer(latent, x, sr.Langevin(4, 1e-3), generator=generator)
+    z = sr.infer(latent, x, sr.Langevin(4, 1e-3), rng=rng)
     assert [layer.shape for layer in z] == [(3, 2), (3, 3), (3, 4)]
-    energy = sr.free_energy(latent, x, sr.Langevin(4, 1e-3), samples=4, generator=generator)
+    energy = sr.free_energy(latent, x, sr.Langevin(4, 1e-3), sr.Estimation(chains=4), rng=rng)
     assert energy.isfinite().all()
 
 

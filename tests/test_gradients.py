@@ -2,18 +2,18 @@
 
 import contextlib
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from shortrun import GaussianModel, Langevin, infer
-from shortrun.config import ModelConfig, preset
-from shortrun.generators import TopDownGenerator, build_model
-from shortrun.gradients import Evaluator, Joint, checked, distance, learn, move
-from shortrun.langevin import Target
-from shortrun.train import train
+from shortrun import GaussianModel, Langevin, fit, infer
+from shortrun.core.latents import dimensions
+from shortrun.core.target import Target
+from shortrun.learners.gradients import Evaluator, Joint, checked, distance, learn, move
+from shortrun.nets.build import GeneratorNetwork, build_model
+from shortrun.nets.generators import TopDownGenerator
+from shortrun.training.presets import preset
 
 GENERATORS = {
     "one layer": ([5], (1, 28, 28), {"channels": 4, "base": 7}),
@@ -100,13 +100,14 @@ def test_inference_on_the_frozen_model_gives_the_same_chains(masked):
     dynamics = Langevin(steps=10, step_size=0.01)
     assert Target(model, x, mask, evaluations=10).model is not model
     assert Target(model, x[:1], mask, evaluations=10).model is model  # so little work is not worth folding
-    fast = infer(model, x, dynamics, mask=mask, generator=torch.Generator().manual_seed(0))
-    plain = infer(Unfreezable(model), x, dynamics, mask=mask, generator=torch.Generator().manual_seed(0))
+    fast = infer(model, x, dynamics, mask=mask, rng=torch.Generator().manual_seed(0))
+    plain = infer(Unfreezable(model), x, dynamics, mask=mask, rng=torch.Generator().manual_seed(0))
     assert distance(fast, plain) < 1e-10
 
 
-def evaluator(model, compiled, say=print):
-    return Evaluator(model, list(model.parameters()), contextlib.nullcontext, 100, compiled, 1e-3, say)
+def evaluator(model, compiled, log=print):
+    dimension = dimensions(model.latent_shapes)
+    return Evaluator(model, list(model.parameters()), contextlib.nullcontext, 100, dimension, compiled, 1e-3, log)
 
 
 def test_unused_chains_do_not_touch_the_parameters():
@@ -123,14 +124,15 @@ def test_unused_chains_do_not_touch_the_parameters():
     assert distance(some.drift, points.move(z).drift) < 1e-10
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_compiled_gradients_agree_with_autograd():
     torch.manual_seed(0)
-    model = build_model(ModelConfig(latent_sizes=(3, 4), channels=4, base=7), (1, 28, 28), 0.3)
+    model = build_model(GeneratorNetwork(latent_sizes=(3, 4), channels=4, base=7), (1, 28, 28), 0.3)
     x = torch.rand(6, 1, 28, 28) * 2 - 1
     mask = torch.rand(6, 1, 28, 28) < 0.5
     lines = []
-    plain, fast = evaluator(model, compiled=False), evaluator(model, compiled=True, say=lines.append)
+    plain, fast = evaluator(model, compiled=False), evaluator(model, compiled=True, log=lines.append)
     everything = torch.ones(6, dtype=torch.bool)
     for seed in range(3):
         z = model.sample_prior(6, torch.Generator().manual_seed(seed))
@@ -163,9 +165,13 @@ def test_wrong_compiled_code_is_not_used():
     assert "wrong by 0.05" in lines[0]
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_compiled_vae_learns_the_same(tmp_path):
-    config = replace(preset("smoke", "embedded", "vae"), iterations=4)
-    plain = train(replace(config, compile="off"), tmp_path / "plain", quiet=True)
-    fast = train(replace(config, compile="on"), tmp_path / "fast", quiet=True)
-    assert fast.mse == pytest.approx(plain.mse, rel=1e-3)
+    config = preset("smoke", "embedded", "vae").changed(iterations=4)
+    train, test = (config.data.load(split) for split in ("train", "test"))
+    plain, fast = (
+        fit(None, train, validation=test, config=config.changed(compile=way), folder=tmp_path / way, quiet=True)
+        for way in ("off", "on")
+    )
+    assert fast.info["mse"] == pytest.approx(plain.info["mse"], rel=1e-3)

@@ -1,6 +1,7 @@
 """Estimates against the closed forms of a linear-Gaussian model, and those against a second derivation."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,14 +9,15 @@ from small_models import linear_problem
 from torch.distributions import MultivariateNormal, kl_divergence
 
 import shortrun as sr
-from shortrun.learners.base import Learner
-from shortrun.tune import Estimation, default_grid, free_energy_details
+from shortrun.core.free_energy import Estimation, free_energy_details
+from shortrun.core.tune import default_grid
 
 SETTINGS = [
     sr.Langevin(25, 0.008),
     sr.Langevin(25, 0.008, noise=False),
     sr.Langevin(3, [0.01, 0.006, 0.002]),
     sr.Langevin(3, [[0.01, 0.003], [0.004, 0.006], [0.002, 0.001]]),
+    sr.Langevin(6, [0.01, 0.008, 0.006, 0.004, 0.003, 0.002], quiet_steps=2),
 ]
 
 
@@ -44,15 +46,17 @@ def test_kl_and_entropy_are_those_of_torch_distributions(dynamics):
 
 
 @pytest.mark.parametrize("dynamics", [SETTINGS[0], SETTINGS[3]])
-def test_steps_without_noise_at_the_end(dynamics, generator):
+def test_steps_without_noise_at_the_end(dynamics, rng):
     """z_K = A_K ... A_{k+1} z_k + drift: the mean is that of the whole chain, the covariance that of the first k steps
     carried on by the others."""
     exact, x = linear_problem()
     count, quiet = 20_000, 2
     many = x[:1].expand(count, -1)
-    z, divergent = Learner.infer_by_dynamics(exact.model(), many, dynamics, None, generator, quiet)
+    quiet_dynamics = replace(dynamics, quiet_steps=quiet)
+    z, diagnostics = sr.infer_with_diagnostics(exact.model(), many, quiet_dynamics, rng=rng)
     found = torch.cat(z, 1)
-    covariance = exact.short_run(x[:1], dynamics.part(0, dynamics.steps - quiet)).covariance
+    noisy = sr.Langevin(dynamics.steps - quiet, dynamics.table(2)[:-quiet])
+    covariance = exact.short_run(x[:1], noisy).covariance
     for matrix, _ in exact._step_matrices(dynamics)[-quiet:]:
         covariance = matrix @ covariance @ matrix.T
     variances = covariance.diagonal()
@@ -60,15 +64,16 @@ def test_steps_without_noise_at_the_end(dynamics, generator):
     assert ((found.mean(0) - mean) / (variances / count).sqrt()).abs().max() < 4.5
     spread = ((variances[:, None] * variances + covariance**2) / count).sqrt()
     assert ((found.T.cov() - covariance) / spread).abs().max() < 4.5
-    assert not divergent.any()
+    assert not diagnostics.divergent[-1].any()
+    torch.testing.assert_close(exact.short_run(x[:1], quiet_dynamics).covariance, covariance)
 
 
 @pytest.mark.parametrize("dynamics", SETTINGS)
-def test_mean_and_covariance_of_chains(dynamics, generator):
+def test_mean_and_covariance_of_chains(dynamics, rng):
     exact, x = linear_problem()
     count = 40_000
     many = x[:1].expand(count, -1)
-    z = torch.cat(sr.infer(exact.model(), many, dynamics, generator=generator), 1)
+    z = torch.cat(sr.infer(exact.model(), many, dynamics, rng=rng), 1)
     law = exact.short_run(x[:1], dynamics)
     variances = law.covariance.diagonal()
     deviation = (z.mean(0) - law.mean[0]) / (variances / count).sqrt()
@@ -80,9 +85,9 @@ def test_mean_and_covariance_of_chains(dynamics, generator):
 
 @pytest.mark.parametrize("dynamics", SETTINGS)
 @pytest.mark.parametrize("entropy", ["marginal", "conditional"])
-def test_entropy_to_float64_accuracy(dynamics, entropy, generator):
+def test_entropy_to_float64_accuracy(dynamics, entropy, rng):
     exact, x = linear_problem()
-    details = free_energy_details(exact.model(), x, dynamics, Estimation(entropy), generator=generator)
+    details = free_energy_details(exact.model(), x, dynamics, Estimation(entropy), rng=rng)
     if entropy == "marginal":
         expected = exact.short_run(x, dynamics).entropy()
     else:
@@ -93,25 +98,25 @@ def test_entropy_to_float64_accuracy(dynamics, entropy, generator):
 
 
 @pytest.mark.parametrize("dynamics", SETTINGS)
-def test_free_energy_within_its_standard_error(dynamics, generator):
+def test_free_energy_within_its_standard_error(dynamics, rng):
     exact, x = linear_problem()
-    details = free_energy_details(exact.model(), x, dynamics, Estimation(samples=2000), generator=generator)
+    details = free_energy_details(exact.model(), x, dynamics, Estimation(chains=2000), rng=rng)
     deviation = (details.value - exact.free_energy(x, dynamics)) / details.standard_error
     assert deviation.abs().max() < 4
     assert deviation.square().mean().sqrt() > 0.1  # and the standard error is no exaggeration
 
 
-def test_free_energy_plus_log_evidence_is_the_kl(generator):
+def test_free_energy_plus_log_evidence_is_the_kl(rng):
     exact, x = linear_problem()
     dynamics = sr.Langevin(25, 0.008)
-    value = sr.free_energy(exact.model(), x, dynamics, samples=4000, generator=generator)
+    value = sr.free_energy(exact.model(), x, dynamics, Estimation(chains=2000), rng=rng)
     kl = (value + exact.log_evidence(x)).mean()
     assert abs(kl - exact.kl(x, dynamics).mean()) < 0.1
     assert kl > 0
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-def test_gradient_in_the_step_size_within_its_standard_error(layer, generator):
+def test_gradient_in_the_step_size_within_its_standard_error(layer, rng):
     exact, x = linear_problem()
     dynamics = sr.Langevin(10, 0.006)
     h = 1e-5
@@ -125,9 +130,7 @@ def test_gradient_in_the_step_size_within_its_standard_error(layer, generator):
     estimates = []
     for _ in range(12):
         table = torch.full((10, 2), 0.006, dtype=torch.float64, requires_grad=True)
-        details = free_energy_details(
-            exact.model(), x, dynamics, Estimation(samples=64), generator=generator, table=table
-        )
+        details = free_energy_details(exact.model(), x, dynamics, Estimation(chains=64), rng=rng, table=table)
         (gradient,) = torch.autograd.grad(details.value.mean(), table)
         estimates.append(gradient[:, layer].sum())
     values = torch.stack(estimates)
@@ -136,14 +139,14 @@ def test_gradient_in_the_step_size_within_its_standard_error(layer, generator):
     assert error < 0.2 * abs(expected)
 
 
-def test_grid_chooses_what_the_closed_form_chooses_and_conditional_does_not(generator):
+def test_grid_chooses_what_the_closed_form_chooses_and_conditional_does_not(rng):
     exact, x = linear_problem()
     start = sr.Langevin(25, 0.004)
     grid = [s for s in default_grid(start) if s * torch.linalg.eigvalsh(exact.precision).max() < 2]
     truth = torch.stack([exact.kl(x, sr.Langevin(25, s)).mean() for s in grid])
-    marginal = sr.tune_by_grid(exact.model(), x, start, grid, samples=64, generator=generator)
+    marginal = sr.tune_by_grid(exact.model(), x, start, grid, Estimation(chains=64), rng=rng)
     assert marginal.best == int(truth.argmin())
-    conditional = sr.tune_by_grid(exact.model(), x, start, grid, entropy="conditional", samples=64, generator=generator)
+    conditional = sr.tune_by_grid(exact.model(), x, start, grid, Estimation("conditional", chains=64), rng=rng)
     assert conditional.best < marginal.best
     assert truth[conditional.best] > 1.5 * truth.min()
 
@@ -161,24 +164,24 @@ def test_many_small_steps_reach_the_posterior_with_a_bias_linear_in_the_step():
     assert 1.9 < biases[1] / biases[2] < 2.2
 
 
-def test_chains_of_many_small_steps_have_the_posterior_covariance(generator):
+def test_chains_of_many_small_steps_have_the_posterior_covariance(rng):
     """The same with chains instead of algebra, in a nonlinear-free two-dimensional model."""
     weight = torch.tensor([[1.0, 0.5], [0.0, 0.8]], dtype=torch.float64)
     exact = sr.LinearGaussian(weight, 0.5)
     x = torch.tensor([[0.7, -0.4]], dtype=torch.float64).expand(20_000, 2)
-    (z,) = sr.infer(exact.model(), x, sr.Langevin(600, 0.005), generator=generator)
+    (z,) = sr.infer(exact.model(), x, sr.Langevin(600, 0.005), rng=rng)
     posterior = exact.posterior(x[:1])
     torch.testing.assert_close(z.T.cov(), posterior.covariance, atol=0.01, rtol=0.04)
     torch.testing.assert_close(z.mean(0), posterior.mean[0], atol=0.01, rtol=0.02)
 
 
 @pytest.mark.parametrize("entropy", ["marginal", "conditional"])
-def test_endpoint_estimator_is_exact_for_constant_curvature(entropy, generator):
+def test_endpoint_estimator_is_exact_for_constant_curvature(entropy, rng):
     """One Hessian for the whole chain is no approximation here; the error is that of the probes alone."""
     exact, x = linear_problem()
     dynamics = sr.Langevin(6, [0.01, 0.008, 0.006, 0.004, 0.003, 0.002])
-    how = Estimation(entropy, "endpoint", samples=4, probes=256)
-    details = free_energy_details(exact.model(), x, dynamics, how, generator=generator)
+    how = Estimation(entropy, "endpoint", chains=4, probes=256)
+    details = free_energy_details(exact.model(), x, dynamics, how, rng=rng)
     if entropy == "marginal":
         expected = exact.short_run(x, dynamics).entropy()
     else:
@@ -192,4 +195,50 @@ def test_endpoint_estimator_is_exact_for_constant_curvature(entropy, generator):
 def test_endpoint_estimator_refuses_what_it_cannot_do():
     exact, x = linear_problem()
     with pytest.raises(ValueError, match="one step size for all layers"):
-        sr.free_energy(exact.model(), x, sr.Langevin(2, [[0.01, 0.02]] * 2), estimator="endpoint")
+        sr.free_energy(exact.model(), x, sr.Langevin(2, [[0.01, 0.02]] * 2), Estimation(estimator="endpoint"))
+
+
+@pytest.mark.parametrize("estimator", ["exact", "lanczos", "endpoint"])
+@pytest.mark.parametrize("entropy", ["marginal", "conditional"])
+def test_quiet_steps_add_no_variance(entropy, estimator, rng):
+    """Noise enters the covariance at noisy steps alone; and no Gaussian of the last step bounds the entropy."""
+    exact, x = linear_problem()
+    dynamics = sr.Langevin(6, [0.01, 0.008, 0.006, 0.004, 0.003, 0.002], quiet_steps=3)
+    how = Estimation(entropy, estimator, chains=4, probes=128)
+    details = free_energy_details(exact.model(), x, dynamics, how, rng=rng)
+    marginal = exact.short_run(x, dynamics).entropy()
+    expected = marginal if entropy == "marginal" else exact.conditional_entropy(dynamics)
+    assert ((details.entropy - expected).abs() < 4 * details.probe_error + 1e-9).all()
+    assert (details.probe_error < 0.3).all()
+    noisy = exact.short_run(x, replace(dynamics, quiet_steps=0)).entropy()
+    assert noisy > marginal + 2  # the error of counting all noise
+    assert details.mixture.bound.isinf().all()
+
+
+@pytest.mark.parametrize("estimator", ["exact", "lanczos", "endpoint"])
+def test_gradients_with_quiet_steps(estimator):
+    """The derivative of the closed form of the entropy, in each step size."""
+    exact, x = linear_problem()
+    dynamics = sr.Langevin(4, [0.01, 0.008, 0.006, 0.004], quiet_steps=2)
+    base = dynamics.table(1)[:, 0].clone().requires_grad_()
+    how = Estimation(estimator=estimator, chains=2, probes=256)
+    details = free_energy_details(
+        exact.model(), x, dynamics, how, rng=torch.Generator().manual_seed(0), table=base[:, None].expand(-1, 2)
+    )
+    (found,) = torch.autograd.grad(details.entropy.mean(), base)
+    h = 1e-6
+    for k, shift in enumerate(h * torch.eye(4, dtype=torch.float64)):
+        higher, lower = (
+            exact.short_run(x, sr.Langevin(4, (base + sign * shift).detach(), quiet_steps=2)).entropy()
+            for sign in (1, -1)
+        )
+        tolerance = 1e-4 if estimator == "exact" else 0.1
+        torch.testing.assert_close(found[k], (higher - lower) / (2 * h), rtol=tolerance, atol=1e-3)
+
+
+def test_quiet_steps_without_any_noise_are_the_noiseless_dynamics():
+    exact, x = linear_problem()
+    quiet, silent = sr.Langevin(4, 0.008, quiet_steps=4), sr.Langevin(4, 0.008, noise=False)
+    torch.testing.assert_close(exact.free_energy(x, quiet), exact.free_energy(x, silent))
+    values = [sr.free_energy(exact.model(), x, d, rng=torch.Generator().manual_seed(0)) for d in (quiet, silent)]
+    assert torch.equal(*values)

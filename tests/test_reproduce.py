@@ -1,5 +1,6 @@
 """Scenes with known causes, the share of layers in them, and every table and figure at smoke size."""
 
+import functools
 import json
 import math
 import os
@@ -13,26 +14,37 @@ from pathlib import Path
 import pytest
 import torch
 
-from shortrun import data, metrics, tasks
-from shortrun import published as pub
-from shortrun import reproduce as rep
-from shortrun import reproduction_report as report
-from shortrun.config import to_plain
+from shortrun import GaussianModel, Langevin, data, metrics
 from shortrun.data import DataError
-from shortrun.hierarchy import FACTORS, layer_shares, train_reader
-from shortrun.scenes import GLYPH, REACH, SIZE, Factors, draw_factors, paint, scenes
+from shortrun.data.scenes import GLYPH, REACH, SIZE, Factors, draw_factors, paint, scenes
+from shortrun.files import write_json
+from shortrun.studies.hierarchy import FACTORS, layer_shares, train_reader
+from shortrun.studies.reproduce import claims, figures, models, report
+from shortrun.studies.reproduce import published as pub
+from shortrun.studies.reproduce.place import Place
+from shortrun.studies.reproduce.run import reproduce
+from shortrun.trained import Trained
+from shortrun.training.model_folder import Description
 
 SMOKE = pub.SCALES["smoke"]
 
 
-def place(folder, scale=SMOKE):
-    return rep.Place(folder / "out", folder / "runs", "smoke", scale, quiet=True)
+def place(folder, scale=SMOKE, **options):
+    return Place(folder / "out", folder / "runs", "smoke", scale, quiet=True, **options)
+
+
+def quietly(target, here, only="*", **options):
+    return reproduce(target, here, only, lambda text: None, **options)
+
+
+def refuse(*arguments, **options):
+    raise AssertionError("what is finished must not be done again")
 
 
 def configs(here):
     """The different settings among all cells and figures."""
     trainings = [cell.training for cell in here.cells] + [t for models in pub.FIGURES.values() for t in models]
-    return {json.dumps(to_plain(t.config(here.scale, here.data_root))) for t in trainings}
+    return {json.dumps(here.config(t).flat()) for t in trainings}
 
 
 # --- scenes -----------------------------------------------------------------------------------------
@@ -63,6 +75,7 @@ def test_scenes_are_a_data_set_like_any_other():
         data.load("scenes:many")
 
 
+@pytest.mark.slow
 def test_the_reader_learns_to_read():
     _, quality = train_reader(updates=250, batch=64)
     assert quality["digit"] > 0.5  # a guess is right in 0.1
@@ -74,9 +87,9 @@ def test_shares_of_layers_whose_roles_are_known():
     """The top layer sets digit and style, the second nothing, the bottom one background and half of the position."""
 
     def prior(count):
-        generator = torch.Generator().manual_seed(prior.calls)
+        rng = torch.Generator().manual_seed(prior.calls)
         prior.calls += 1
-        return tuple(torch.randn(count, 4, generator=generator) for _ in range(3))
+        return tuple(torch.randn(count, 4, generator=rng) for _ in range(3))
 
     prior.calls = 0
 
@@ -107,9 +120,10 @@ def test_shares_of_layers_whose_roles_are_known():
 # --- the paper's tables and figures -----------------------------------------------------------------
 
 
-def test_every_table_and_figure(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_every_table_and_figure(tmp_path):
     here = place(tmp_path)
-    assert rep.reproduce("all", here, say=lambda text: None) == []
+    assert quietly("all", here) == []
     for cell in pub.table_cells():
         row = json.loads(here.result(cell.training).read_text())
         assert "mse" in row["measured"] or cell.training.method == "glow"
@@ -139,36 +153,31 @@ def test_every_table_and_figure(tmp_path, monkeypatch):
         c.target == "table-1" for c in pub.table_cells()
     )
 
-    def refuse(*arguments, **options):
-        raise AssertionError("what is finished must not be done again")
-
     (here.out / "notes.md").write_text("What it means:\nmuch.\n\nMore <b>.\n")
-    monkeypatch.setattr(rep, "train", refuse)
-    monkeypatch.setattr(rep.tasks, "reconstruct", refuse)
-    assert rep.reproduce("all", here, say=lambda text: None) == []
+    assert quietly("all", here, do_model=refuse, do_figure=refuse) == []
     assert "<p>What it means: much.</p><p>More &lt;b&gt;.</p>" in (here.out / "report.html").read_text()
     without = replace(here, originals=False)
     assert [without.is_drawn(name) for name in ("figure-inpainting", "figure-samples")] == [False, True]
     elsewhere = replace(here, runs=tmp_path / "gone")  # what is measured does not need its model any more
-    assert rep.reproduce("table-1", elsewhere, say=lambda text: None) == []
+    assert quietly("table-1", elsewhere, do_model=refuse) == []
 
     other = replace(here, scale=replace(SMOKE, updates=20))
     with pytest.raises(ValueError, match=r"'updates': 6.*'updates': 20.*name another --out"):
-        rep.reproduce("table-1", other)
+        reproduce("table-1", other)
     other = replace(other, out=tmp_path / "other")
-    failed = rep.reproduce("table-1", other, "*short-run_L=1,_equal_updates/mnist", say=lambda text: None)
+    failed = quietly("table-1", other, "*short-run_L=1,_equal_updates/mnist")
     assert "other settings (iterations" in failed[0]
 
 
-def test_the_step_size_figure_compares_both_objectives(tmp_path, monkeypatch):
-    drawn = {}
-    monkeypatch.setattr(rep, "save_objectives", lambda path, panels, mark: drawn.update({path.name: panels}))
+@pytest.mark.slow
+def test_the_step_size_figure_compares_both_objectives(tmp_path):
     here = place(tmp_path)
-    assert rep.reproduce("figure-step-size", here, say=lambda text: None) == []
+    assert quietly("figure-step-size", here) == []
     note = json.loads(here.drawn("figure-step-size").read_text())
     (moment,) = note["objective"]
     assert moment["estimator"] == "exact"
-    paper, ours = drawn["step-size-objective.png"].values()
+    assert (here.out / "step-size-objective.png").is_file()
+    paper, ours = figures.objective_panels(note["objective"]).values()
     assert paper == [(f"iteration {moment['iteration']}", moment["delta"], moment["conditional"])]
     assert ours == [(f"iteration {moment['iteration']}", moment["delta"], moment["marginal"])]
     gains = [a - b for a, b in zip(moment["conditional"], moment["marginal"], strict=True)]
@@ -180,10 +189,17 @@ def test_the_step_size_figure_compares_both_objectives(tmp_path, monkeypatch):
     assert all(len(run["delta"]) == len(run["iteration"]) > 0 for run in note["tuned"])
 
 
-@pytest.mark.parametrize("name", pub.SCALES)
-def test_no_model_is_planned_twice(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize("chosen", [0.02, [0.02, 0.01], [[0.005, 0.02], [0.01, 0.001]]])
+def test_the_chosen_step_is_read_from_lines_of_any_version(chosen):
+    assert figures.chosen_delta(chosen) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "paper" else pytest.mark.slow) for name in pub.SCALES]
+)
+def test_no_model_is_planned_twice(tmp_path, name):
     """Models with the same settings are one, whatever they are called, and every cell finds its result."""
-    here = rep.Place(tmp_path / "out", tmp_path / "runs", name, pub.SCALES[name], fid=False)
+    here = Place(tmp_path / "out", tmp_path / "runs", name, pub.SCALES[name], fid=False)
     trained = []
 
     def pretend(place, training):
@@ -195,64 +211,72 @@ def test_no_model_is_planned_twice(tmp_path, monkeypatch, name):
             "command": "",
             "machine": "",
         }
-        rep.write_json(place.result(training), note)
+        write_json(place.result(training), note)
         return "done"
 
-    monkeypatch.setattr(rep, "do_model", pretend)
-    monkeypatch.setattr(rep, "do_figure", lambda place, figure: "drawn")
-    monkeypatch.setattr(rep.Place, "load", lambda *arguments: None)
-    assert rep.reproduce("all", here, say=lambda text: None) == []
-    planned = {json.dumps(to_plain(training.config(here.scale, None))) for training in trained}
+    seams = {"do_model": pretend, "do_figure": lambda place, figure: "drawn", "check": lambda place, models: None}
+    assert quietly("all", here, **seams) == []
+    planned = {json.dumps(here.config(training).flat()) for training in trained}
     assert len(trained) == len(planned) == len(configs(here))
-    assert [row.cell for row in report.finished(here)] == here.cells
+    assert [row.cell for row in claims.finished(here)] == here.cells
     assert all(here.result(training).is_file() for models in pub.FIGURES.values() for training in models)
     assert len(list((here.out / "models").iterdir())) == len(planned)
     lines = (here.out / "table-1.csv").read_text().splitlines()
     assert len(lines) == 1 + sum(cell.target == "table-1" for cell in here.cells)
 
 
+class Grey(torch.nn.Module):
+    """Paints the same grey over images of a given size, whatever the latents."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.level = torch.nn.Parameter(torch.full((1, *shape), 0.25))
+
+    def forward(self, z):
+        return self.level + 0.0 * z[0].view(-1, 1, 1, 1)
+
+
 @pytest.mark.parametrize("originals", [True, False])
-def test_figures_without_images_that_may_not_be_passed_on(tmp_path, monkeypatch, originals):
+def test_figures_without_images_that_may_not_be_passed_on(tmp_path, originals):
     """All pixels that are shown come from the model (here: grey), except for scenes, which are the project's own."""
-    here = replace(place(tmp_path), originals=originals)
-    shown = {}
-    monkeypatch.setattr(rep, "save_grid", lambda path, rows, title="": shown.update({path.stem: rows}))
-    monkeypatch.setattr(rep.Place, "trained", lambda self, training: None)
 
-    def grey(trained, x, generator, *arguments, **options):
-        return tasks.Reconstruction((), torch.full_like(x, 0.25), torch.zeros(len(x), dtype=torch.bool))
+    def grey(folder):
+        model = GaussianModel(Grey((3, 32, 32)), [(1,)])
+        return Trained(model, Description("short-run", None, (3, 32, 32), Langevin(2, 0.01)))
 
-    monkeypatch.setattr(tasks, "reconstruct", grey)
-    rep.draw_reconstructions(here)
-    rep.draw_inpainting(here)
-    for name, rows in shown.items():
-        values = {value for _, images in rows for value in images.unique().tolist()}
-        assert (values <= {0.0, 0.25, 1.0}) == (name.endswith("celeba64") and not originals)
+    here = place(tmp_path, originals=originals, open_model=grey)
+    for faces, scenes_alone, rows_of in (
+        (pub.FACES, {"short-run": pub.SCENES}, figures.reconstruction_rows),
+        (pub.FACES["short-run"], pub.SCENES, figures.inpainting_rows),
+    ):
+        for shown in (faces, scenes_alone):
+            values = {value for _, images in rows_of(here, shown) for value in images.unique().tolist()}
+            assert (values <= {0.0, 0.25, 1.0}) == (shown is faces and not originals)
     assert ("--no-originals" in here.command("all")) != originals
 
 
-def test_a_failing_cell_does_not_stop_the_others(tmp_path, monkeypatch):
+def test_a_failing_cell_does_not_stop_the_others(tmp_path):
     here = place(tmp_path)
-    attempt = rep.do_training
 
     def sometimes(place, training):
         if training.method == "glo":
             raise RuntimeError("out of luck")
-        attempt(place, training)
+        models.do_training(place, training)
 
-    monkeypatch.setattr(rep, "do_training", sometimes)
-    failed = rep.reproduce("table-2", here, "*/gl*/svhn", say=lambda text: None)
+    do_model = functools.partial(models.do_model, train=sometimes)
+    failed = quietly("table-2", here, "*/gl*/svhn", do_model=do_model)
     assert failed == ["svhn-glo-L1-K25: out of luck"]
-    failed = rep.reproduce("table-2", here, "*/[gv]*/svhn", say=lambda text: None)
+    failed = quietly("table-2", here, "*/[gv]*/svhn", do_model=do_model)
     assert failed == ["svhn-glo-L1-K25: out of luck"]
     assert here.result(pub.Training("svhn", "ladder-vae", 1)).is_file()  # which is the VAE of the table
     assert "out of luck" in (here.out / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_two_jobs_at_a_time(tmp_path):
     here = replace(place(tmp_path), jobs=2)
-    assert rep.reproduce("table-2", here, "*/vae*/svhn", say=lambda text: None) == []
-    assert [row.cell.row for row in report.finished(here)] == [
+    assert quietly("table-2", here, "*/vae*/svhn") == []
+    assert [row.cell.row for row in claims.finished(here)] == [
         "ladder-vae L=1",
         "ladder-vae L=1, equal updates",
         "vae",
@@ -263,10 +287,10 @@ def test_two_jobs_at_a_time(tmp_path):
 STARTER = """
 import multiprocessing, os, time
 from concurrent.futures import ProcessPoolExecutor
-from shortrun.reproduce import _begin_worker
+from shortrun.studies.reproduce.run import begin_worker
 
 if __name__ == "__main__":
-    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin_worker, (1,))
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), begin_worker, (1,))
     print(pool.submit(os.getpid).result(), flush=True)
     pool.submit(time.sleep, 600)
     time.sleep(600)
@@ -288,14 +312,13 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
 def test_fid_can_follow_later(tmp_path, monkeypatch):
     monkeypatch.setenv("SHORTRUN_CACHE", str(tmp_path / "cache"))
     colours = metrics.FeatureNetwork(lambda images: images.float().mean((2, 3)), "mean colours", 3)
-    monkeypatch.setattr(rep.metrics, "inception", lambda device="cpu": colours)
-    here = place(tmp_path, replace(SMOKE, samples=20))
+    here = place(tmp_path, replace(SMOKE, samples=20), network=lambda device="cpu": colours)
     result = here.result(pub.Training("svhn", "ladder-vae", 1))
-    assert rep.reproduce("table-2", replace(here, fid=False), "*/vae/svhn", say=lambda text: None) == []
+    assert quietly("table-2", replace(here, fid=False), "*/vae/svhn") == []
     first = json.loads(result.read_text())["measured"]
     assert "fid" not in first
-    monkeypatch.setattr(rep, "train", None)  # the model is there
-    assert rep.reproduce("table-2", here, "*/vae/svhn", say=lambda text: None) == []
+    train = functools.partial(models.do_training, fit=refuse)  # the model is there
+    assert quietly("table-2", here, "*/vae/svhn", do_model=functools.partial(models.do_model, train=train)) == []
     both = json.loads(result.read_text())["measured"]
     assert both["fid"] > 0
     assert both["samples"] == both["reference_images"] == 20
@@ -304,29 +327,31 @@ def test_fid_can_follow_later(tmp_path, monkeypatch):
 
 def test_patterns_that_match_nothing_and_jobs_of_none_are_refused(tmp_path):
     with pytest.raises(ValueError, match="matches nothing in table-K; names look like table-K/K=5/celeba"):
-        rep.reproduce("table-K", place(tmp_path), "K=7")
+        reproduce("table-K", place(tmp_path), "K=7")
     with pytest.raises(ValueError, match="jobs is 0"):
-        rep.reproduce("table-K", replace(place(tmp_path), jobs=0))
+        reproduce("table-K", replace(place(tmp_path), jobs=0))
     assert not list(tmp_path.iterdir())
 
 
 def test_published_settings_reach_the_runs(tmp_path):
     paper, cpu = pub.SCALES["paper"], pub.SCALES["cpu"]
     config = pub.Training("celeba", layers=5, steps=400).config(paper, None)
-    assert config.model.latent_sizes == (64, 64, 64, 96, 128)
-    assert (config.steps, config.learn_last, config.iterations, config.batch) == (400, 1, 300_000, 100)
-    assert pub.Training("celeba", layers=3, size=64).config(cpu, None).size == 64
-    few = pub.Training("celeba", layers=5, steps=5).config(cpu, None)
+    assert config.network.latent_sizes == (64, 64, 64, 96, 128)
+    settings, run = config.settings, config.run
+    assert (settings.steps, settings.learn_last, run.iterations, run.batch) == (400, 1, 300_000, 100)
+    assert pub.Training("celeba", layers=3, size=64).config(cpu, None).data.size == 64
+    few = pub.Training("celeba", layers=5, steps=5).config(cpu, None).settings
     assert (few.steps, few.learn_last, few.cool_down) == (5, 4, 1)
     ours = pub.Training("svhn", equal="updates").config(cpu, None)
     ladder = pub.Training("svhn", "ladder-vae", equal="updates").config(cpu, None)
-    assert ours.batch == ladder.batch
-    assert ladder.iterations == cpu.updates
-    assert 0 <= ours.iterations * ours.learn_last - cpu.updates < ours.learn_last
+    assert ours.run.batch == ladder.run.batch
+    assert ladder.run.iterations == cpu.updates
+    assert 0 <= ours.run.iterations * ours.settings.learn_last - cpu.updates < ours.settings.learn_last
     fresh = pub.Training("svhn", equal="updates", fresh=True)
     more = fresh.config(cpu, None)
-    assert (more.learn_last, more.learn_last_later, more.warm_up) == (18, 9, ours.warm_up) == (18, 9, 40)
-    assert more.iterations == 183  # 40 chains of 18 updates, 143 of 9: 2,007 updates instead of 2,016
+    found = (more.settings.learn_last, more.settings.learn_last_later, more.run.warm_up)
+    assert found == (18, 9, ours.run.warm_up) == (18, 9, 40)
+    assert more.run.iterations == 183  # 40 chains of 18 updates, 143 of 9: 2,007 updates instead of 2,016
     assert fresh.config(paper, None).updates_along(10**6) == 1  # the paper's algorithm has no fewer
     here = place(tmp_path)
     assert any(cell.training == fresh for cell in here.cells)
@@ -337,21 +362,21 @@ def test_the_order_of_methods_is_compared_pair_by_pair():
     def row(name, paper, measured):
         training = pub.Training("data")
         cell = pub.Cell("table", name, "data", training, {"mse": paper})
-        return report.Row(cell, {"measured": {"mse": measured}}, training)
+        return claims.Row(cell, {"measured": {"mse": measured}}, training)
 
     rows = [row("a", 1.0, 5.0), row("b", 2.0, 6.0), row("c", 3.0, 5.5), row("d", None, 1.0), row("e", 3.0, None)]
-    assert report.agreement(rows, "mse") == (3, 2, ["b before c"])
+    assert claims.agreement(rows, "mse") == (3, 2, ["b before c"])
 
 
 def finished_row(training, mse, model=None):
-    return report.Row(pub.Cell("table", "", "", training, {}), {"measured": {"mse": mse}}, model or training)
+    return claims.Row(pub.Cell("table", "", "", training, {}), {"measured": {"mse": mse}}, model or training)
 
 
-def test_claims_are_held_against_the_numbers():
+def test_claims_are_compared_with_the_numbers():
     def row(steps, mse):
         return finished_row(pub.Training("celeba", layers=5, steps=steps, equal="updates"), mse)
 
-    assert report.claims([row(5, 0.03), row(10, 0.02), row(25, 0.025), row(400, 0.01)]) == [
+    assert claims.claims([row(5, 0.03), row(10, 0.02), row(25, 0.025), row(400, 0.01)]) == [
         ("celeba: MSE falls from K = 5 to 10", "0.0300 > 0.0200", "yes"),
         ("celeba: MSE falls from K = 10 to 25", "0.0200 < 0.0250", "no"),
     ]
@@ -365,11 +390,11 @@ def test_an_order_over_layers_means_every_step(errors, numbers, holds):
     by_minutes = [pub.Training("mnist", layers=layers) for layers in (1, 3, 5)]
     rows = [finished_row(training, error) for training, error in zip(by_minutes, errors, strict=True)]
     expected = [("mnist, equal minutes: MSE falls with every step of L = 1, 3, 5", numbers, holds)]
-    assert report.claims(rows) == expected
+    assert claims.claims(rows) == expected
     for row in list(rows):  # the same models under another name are no further claim
         other = replace(row.cell.training, equal="updates")
         rows.append(finished_row(other, row.result["measured"]["mse"], row.model))
-    assert report.claims(rows) == expected
+    assert claims.claims(rows) == expected
 
 
 def test_claims_of_the_step_size_figure():
@@ -377,7 +402,7 @@ def test_claims_of_the_step_size_figure():
         deltas = [0.5, 0.3, 0.2, 0.1, *late]  # what comes before the last third does not count
         return {"tune": tune, "seed": seed, "iterations": 60, "iteration": [10, 20, 30, 40, 50, 60], "delta": deltas}
 
-    grid, gradient = report.step_size_claims(
+    grid, gradient = claims.step_size_claims(
         [run("grid", 0, 0.045, 0.05), run("grid", 1, 0.05, 0.055), run("gradient", 0, 0.05, 0.05),
          run("gradient", 1, 0.04, 0.06), run("gradient", 2, 0.11, 0.12)]
     )  # fmt: skip
@@ -395,25 +420,25 @@ def test_claims_of_the_hierarchy_figure():
     )
 
     def verdicts(*layers):
-        return [verdict for _, _, verdict in report.hierarchy_claims({name: list(layers)})]
+        return [verdict for _, _, verdict in claims.hierarchy_claims({name: list(layers)})]
 
     assert verdicts(structure, digit, colour) == ["yes", "yes", "yes"]
     assert verdicts(colour, digit, structure) == ["no", "yes", "no"]
-    background = report.hierarchy_claims({name: [structure, digit, colour]})[0]
+    background = claims.hierarchy_claims({name: [structure, digit, colour]})[0]
     assert background[0].startswith("scenes, independent layers: the bottom layer represents the background colour")
     assert background[1] == "background 0.00, 0.00, 0.70 (z_3, z_2, z_1)"
-    assert report.hierarchy_claims({}) == []
+    assert claims.hierarchy_claims({}) == []
 
 
 def test_the_committed_report_is_that_of_the_committed_numbers(tmp_path):
     committed = Path(__file__).parents[1] / "results" / "cpu"
     out = tmp_path / "cpu"
     shutil.copytree(committed, out)
-    here = rep.Place(out, tmp_path / "none", "cpu", pub.SCALES["cpu"], jobs=2, originals=False)
+    here = Place(out, tmp_path / "none", "cpu", pub.SCALES["cpu"], jobs=2, originals=False)
     report.write_report(here, {})
     for path in [committed / "report.md", *committed.glob("*.csv")]:
         assert (out / path.name).read_bytes() == path.read_bytes(), path.name
-    held = [*report.claims(report.finished(here)), *report.figure_claims(here)]
+    held = [*claims.claims(claims.finished(here)), *claims.figure_claims(here)]
     count = f"{sum(verdict == 'yes' for *_, verdict in held)} of {len(held)}"
     assert f"{count} hold at this size." in (out / "report.md").read_text()
     assert f"{count} of the paper's conclusions" in " ".join((committed.parents[1] / "README.md").read_text().split())

@@ -1,4 +1,7 @@
-"""Labelled grids of images and small plots, as PNG."""
+"""Labelled grids of images and small plots, as PNG.
+
+Figures are made without pyplot, so that nothing here changes how a notebook or a program of the user shows its own.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,18 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from shortrun.tune import TuneResult
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from shortrun.core.tune import TuneResult
 
 Line = tuple[str, tuple[str, str], Sequence[float], Sequence[Any]]
 """Name, colour and style, x, y."""
+
+
+def _save(figure: Figure, path: Path, dpi: int = 110) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=dpi)
 
 
 def _pixels(image: Tensor) -> np.ndarray[Any, Any]:
@@ -39,7 +45,7 @@ def save_grid(path: Path, rows: Sequence[tuple[str, Tensor]], title: str = "") -
     margin = 1.5 if labelled else 0.1
     inches = canvas.shape[1] / 100, canvas.shape[0] / 100
     head = 0.3 if title else 0.05
-    figure = plt.figure(figsize=(inches[0] + margin, inches[1] + head))
+    figure = Figure(figsize=(inches[0] + margin, inches[1] + head))
     axes = figure.add_axes((
         margin / (inches[0] + margin), 0, inches[0] / (inches[0] + margin), inches[1] / (inches[1] + head),
     ))  # fmt: skip
@@ -49,9 +55,7 @@ def save_grid(path: Path, rows: Sequence[tuple[str, Tensor]], title: str = "") -
         axes.text(-6, (r + 0.5) * step_y - gap, label, ha="right", va="center", fontsize=9)
     if title:
         figure.text(0.5, 1 - 0.06 / (inches[1] + head), title, ha="center", va="top", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    _save(figure, path, dpi=100)
 
 
 def save_lines(
@@ -63,7 +67,8 @@ def save_lines(
     level: tuple[float, str] | None = None,
 ) -> None:
     """Lines (name, x, y); ``level`` draws a named horizontal line."""
-    figure, axes = plt.subplots(figsize=(6.2, 3.4), layout="constrained")
+    figure = Figure(figsize=(6.2, 3.4), layout="constrained")
+    axes = figure.subplots()
     for name, x, y in series:
         axes.plot(x, y, "o-", markersize=3, linewidth=1.3, label=name)
     if level is not None:
@@ -80,9 +85,7 @@ def save_lines(
         figure.legend(loc="outside right upper", fontsize=8, frameon=False)
     elif len(series) > 1:
         axes.legend(fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def save_panels(
@@ -92,7 +95,8 @@ def save_panels(
     log_x: bool = False,
 ) -> None:
     """Panels side by side, with one legend for all."""
-    figure, axes = plt.subplots(1, len(panels), figsize=(3.5 * len(panels), 3.3), layout="constrained", squeeze=False)
+    figure = Figure(figsize=(3.5 * len(panels), 3.3), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)
     for axis, (title, series) in zip(axes[0], panels.items(), strict=True):
         for name, (colour, line), x, y in series:
             axis.plot(x, y, color=colour, linestyle=line, marker="o", markersize=4, linewidth=1.5, label=name)
@@ -110,9 +114,7 @@ def save_panels(
     named = dict(zip(*axes[0][0].get_legend_handles_labels()[::-1], strict=True))
     columns = min(len(named), len(panels) + 1)
     figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def save_objectives(
@@ -124,11 +126,10 @@ def save_objectives(
 
     Stars are the lowest points; ``mark`` is a named delta.
     """
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(5 * len(panels), 4), layout="constrained", sharey=True, squeeze=False
-    )
+    figure = Figure(figsize=(5 * len(panels), 4), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
-        colours = plt.get_cmap("viridis")(np.linspace(0.9, 0.0, len(curves)))
+        colours = matplotlib.colormaps["viridis"](np.linspace(0.9, 0.0, len(curves)))
         sizes = np.linspace(22, 10, len(curves))  # so that stars at the same place can be told apart
         for colour, size, (name, deltas, values) in zip(colours, sizes, curves, strict=True):
             points = [(delta, value) for delta, value in zip(deltas, values, strict=True) if value is not None]
@@ -159,16 +160,15 @@ def save_objectives(
         axis.grid(alpha=0.25)
         axis.legend(fontsize=8, title="lowest at delta (star)", title_fontsize=8)
     axes[0][0].set_ylabel("nats per image above the lowest")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def save_curve(path: Path, result: TuneResult) -> None:
     """Free energy against step size, the choice, and what the guard ruled out."""
-    sizes = [float(np.max(size)) for size in result.step_sizes]
+    sizes = result.step_sizes
     fine = [i for i in range(len(sizes)) if not result.ruled_out[i]]
-    figure, axes = plt.subplots(figsize=(6.2, 3.4), layout="constrained")
+    figure = Figure(figsize=(6.2, 3.4), layout="constrained")
+    axes = figure.subplots()
     axes.errorbar(
         [sizes[i] for i in fine], [float(result.free_energy[i]) for i in fine],
         [float(result.standard_error[i]) for i in fine], fmt="o-", color="#2a6fb0", markersize=3.5, capsize=2,
@@ -184,9 +184,7 @@ def save_curve(path: Path, result: TuneResult) -> None:
     axes.set_ylabel("free energy, nats per image")
     axes.set_title(f"chosen: s = {sizes[result.best]:.4g}", fontsize=10)
     axes.grid(alpha=0.25)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def save_bars(path: Path, panels: dict[str, dict[str, float]]) -> None:
@@ -194,18 +192,35 @@ def save_bars(path: Path, panels: dict[str, dict[str, float]]) -> None:
     if not panels:
         return
     height = 0.8 + 0.32 * max(len(values) for values in panels.values())
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(3.4 * len(panels), height), layout="constrained", squeeze=False
-    )
+    figure = Figure(figsize=(3.4 * len(panels), height), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)
     for axis, (title, values) in zip(axes[0], panels.items(), strict=True):
         names = list(values)[::-1]
         colours = ["#2a6fb0" if name == "short-run" else "#b8c4cf" for name in names]
         bars = axis.barh(names, [values[name] for name in names], color=colours)
         axis.bar_label(bars, fmt="%.3g", fontsize=8, padding=2)
         axis.margins(x=0.18)
-        axis.set_title(f"{title} (less is better)", fontsize=10)
+        axis.set_title(f"{title} (lower is better)", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    _save(figure, path)
+
+
+def plot_history(evaluations: Sequence[dict[str, Any]], path: str | Path | None = None) -> Figure:
+    """Error (or loss, where there is none) and step size over the seconds of training."""
+    measure = "mse" if any("mse" in line for line in evaluations) else "loss"
+    figure = Figure(figsize=(8.4, 3.2), layout="constrained")
+    for axes, key, label in zip(
+        figure.subplots(1, 2), (measure, "step_size"), (measure.upper(), "step size s"), strict=True
+    ):
+        points = [(line["seconds"], line[key]) for line in evaluations if line.get(key) is not None]
+        axes.plot([x for x, _ in points], [y for _, y in points], "o-", markersize=3, linewidth=1.3)
+        if all(y > 0 for _, y in points):
+            axes.set_yscale("log")
+        axes.set_xlabel("seconds of training")
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.25)
+    if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=110)
+    return figure

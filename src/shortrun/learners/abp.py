@@ -1,7 +1,7 @@
 r"""Alternating back-propagation (Han et al., "Alternating Back-Propagation for Generator Network", 2017).
 
 Inferential back-propagation: ``steps`` Langevin steps that continue the chain of each training image from where the
-last visit left it (persistent chains). Learning back-propagation: one step up the log joint at the point reached.
+last visit ended (persistent chains). Learning back-propagation: one step up the log joint at the point reached.
 
 Step size: Han et al. write ``z + s eps + s^2/2 gradient``, so their 0.3 (and that of the paper's appendix) is the
 standard deviation of the noise, ``delta`` of the authors' script; here it is ``0.3^2 / 2 = 0.045``.
@@ -12,43 +12,53 @@ training.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
-from accelerate import Accelerator
-from torch import Tensor
 
-from shortrun.config import TrainConfig
-from shortrun.langevin import Langevin
-from shortrun.learners.base import Batch
-from shortrun.learners.short_run import ShortRun
-from shortrun.model import Latents
+from shortrun.core.langevin import Langevin
+from shortrun.core.latents import Latents
+from shortrun.learners.base import Batch, State
+from shortrun.learners.short_run import ShortRun, ShortRunSettings
 
 TEST_VISITS = 5
 
 
+@dataclass(frozen=True)
+class ABPSettings(ShortRunSettings):
+    """Of persistent chains."""
+
+    steps: int = 20
+    step_size: float = 0.045
+    cool_down: int = 0
+    tune: Literal["grid", "gradient", "guard", "off"] = "guard"
+    learn_last: int | None = 1
+
+
 class ABP(ShortRun):
-    def __init__(self, model: Any, config: TrainConfig, accelerator: Accelerator, images: Any = None) -> None:
-        super().__init__(model, config, accelerator, images)
-        start = model.sample_prior(len(images), torch.Generator().manual_seed(config.seed))
-        self.chains: Latents = tuple(layer.cpu() for layer in start)
-        """The latents of every training image, in main memory; checkpoints hold them too."""
+    Settings = ABPSettings
 
-    def start(self, batch: Batch, generator: torch.Generator) -> Latents:
-        rows = self.own(batch.indices)
-        return tuple(layer[rows].to(self.accelerator.device) for layer in self.chains)
+    def init(self, seed: int = 0, examples: Any = None) -> State:
+        if examples is None:
+            raise ValueError("abp keeps a chain for each training example: init(seed, examples) needs them")
+        start = self.model.sample_prior(len(examples), torch.Generator().manual_seed(seed))
+        memory = {f"chains.{i}": layer.cpu() for i, layer in enumerate(start)}  # in main memory
+        return replace(super().init(seed, examples), memory=memory)
 
-    def keep(self, batch: Batch, z: Latents) -> None:
-        for chains, layer in zip(self.chains, z, strict=True):
-            self.remember(chains, batch, layer)
+    def start(self, state: State, batch: Batch) -> Latents:
+        rows = self.processes.own(self.indices_of(batch))
+        return tuple(table[rows].to(self.processes.device) for table in state.memory.values())
 
-    @classmethod
-    def dynamics_for_new_images(cls, dynamics: Langevin) -> Langevin:
-        """A chain of several visits, whether it ends in a draw or near the centre."""
-        return Langevin(TEST_VISITS * dynamics.steps, dynamics.longest, dynamics.noise)
+    def keep(self, state: State, batch: Batch, z: Latents) -> None:
+        for table, layer in zip(state.memory.values(), z, strict=True):
+            self.processes.remember(table, self.indices_of(batch), layer)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {f"chains.{i}": layer for i, layer in enumerate(self.chains)}
+    def dynamics_of_use(self, state: State) -> Langevin:
+        """A chain of several visits."""
+        return visits(state.dynamics)
 
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        self.chains = tuple(tensors[f"chains.{i}"] for i in range(len(self.chains)))
+
+def visits(dynamics: Langevin) -> Langevin:
+    """The dynamics of one visit, for new images: ``TEST_VISITS`` times as long."""
+    return Langevin(TEST_VISITS * dynamics.steps, dynamics.step_size, noise=dynamics.noise)

@@ -1,50 +1,52 @@
-"""What the training loop asks of a method, and what methods share."""
+"""What learning asks of a method, and what methods share.
+
+A learner is ``init`` and ``update`` over a :class:`State`. The state holds all that changes from update to update
+except the parameters, which live in the model; their optimiser and the tables of ``memory`` change in place.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 
-from shortrun.config import ModelConfig, TrainConfig
-from shortrun.generators import build_model
-from shortrun.langevin import Langevin, infer, is_divergent, running_best
-from shortrun.model import Latents, RandomSource, standard_normal
+from shortrun.core.langevin import Langevin
+from shortrun.core.latents import Rng
+from shortrun.learners.adapt import Control
+from shortrun.nets.build import GeneratorNetwork, Shape, build_model
+from shortrun.processes import Processes
 
-COMPILED_TOLERANCE = {"no": 1e-3, "bf16": 0.1, "fp16": 0.1}
+COMPILED_TOLERANCE = {"no": 1e-3, "bf16": 0.1}
 """How far compiled gradients may be from those of autograd, relative to the largest, by mixed precision."""
-COMPILE_FROM_MINUTES, COMPILE_FROM_UPDATES = 10.0, 20_000
-
-
-def compile_pays(config: TrainConfig) -> bool:
-    """Whether compiling is asked for, or the run is long enough to earn back the half minute that it may take."""
-    if config.compile != "auto":
-        return config.compile == "on"
-    updates = math.inf if config.iterations is None else config.updates_in(config.iterations)
-    minutes = math.inf if config.minutes is None else config.minutes
-    return minutes >= COMPILE_FROM_MINUTES and updates >= COMPILE_FROM_UPDATES
-
-
-class NotPossibleError(ValueError):
-    """The method cannot do what was asked; the message says why."""
 
 
 class Batch(NamedTuple):
     """A batch of all processes together."""
 
     x: Tensor
-    mask: Tensor | None
-    indices: Tensor
-    """Positions in the training set, for methods that remember something about each image."""
+    mask: Tensor | None = None
+    """True where a place is visible."""
+    indices: Tensor | None = None
+    """Positions in the training set, for methods that remember something about each example."""
 
 
-class Update(NamedTuple):
-    """What one iteration did."""
+class Moment(NamedTuple):
+    """Where in its run an update is."""
+
+    share: float = 0.0
+    """How much of the run is over, from 0 to 1."""
+    learning_rate: float | None = None
+    """What the schedule asks for; by default that of the learner."""
+    decaying: bool = False
+    """Whether the learning rate is on its way down at the end of the run."""
+
+
+class Info(NamedTuple):
+    """What one update of the state did."""
 
     loss: float
     """What was minimised, per pixel."""
@@ -54,223 +56,189 @@ class Update(NamedTuple):
     """Whether loss and gradients were finite; if not, nothing was updated."""
     latent_std: tuple[float, ...]
     """Standard deviation of the inferred latents, per layer; 1 if their aggregate matches the prior."""
+    step_size: float
+    """s, the longest step of the chains."""
+    curvature: float
+    """Largest eigenvalue of minus the Hessian of the log joint where chains end, as last measured; NaN if not yet."""
 
 
-class Inferred(NamedTuple):
-    z: Latents
-    divergent: Tensor
-    """Which chains diverged, shape ``(n,)``."""
+@dataclass(frozen=True)
+class State:
+    """All that changes while learning, except the parameters."""
 
+    optimiser: torch.optim.Optimizer
+    rng: torch.Generator
+    """Of chains, encoders and dequantisation."""
+    tuning_rng: torch.Generator
+    dynamics: Langevin
+    """What infers latents through the decoder."""
+    iteration: int = 0
+    control: Control = field(default_factory=Control)
+    """Of the step size: see :mod:`shortrun.learners.adapt`."""
+    widths: tuple[float, ...] = ()
+    """Of each layer of latents, for samples, where it is not that of the prior."""
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    """Tables with a row per training example."""
+    tuned_at: int = -1
+    """Iteration before which the step size was last tuned."""
+    tuning: dict[str, Any] | None = None
+    """What that tuning found; none if it found no safe step."""
 
-def widen(z: Latents, spread: Sequence[float]) -> Latents:
-    """Each layer times its width, if there is any."""
-    return tuple(layer * width for layer, width in zip(z, spread, strict=True)) if spread else z
+    def as_dict(self) -> dict[str, Any]:
+        """The plain values, as JSON has them; tensors and generators are saved beside them."""
+        return {
+            "dynamics": self.dynamics.as_dict(), "iteration": self.iteration, "control": self.control._asdict(),
+            "widths": list(self.widths), "tuned_at": self.tuned_at,
+        }  # fmt: skip
 
-
-@contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """The model in the mode for use instead of learning: batch normalisation neither sees nor learns from the batch."""
-    learning = isinstance(model, nn.Module) and model.training
-    if learning:
-        model.eval()
-    try:
-        yield
-    finally:
-        if learning:
-            model.train()
+    def restored(self, values: dict[str, Any], memory: dict[str, Tensor]) -> State:
+        """With the plain values and tables of a checkpoint; those of version 0.1 have other names for them."""
+        if "dynamics" not in values:
+            size, steps = values["step_size"], self.dynamics.steps
+            values = {
+                "dynamics": {"steps": steps, "step_size": size}, "iteration": values.get("iterations", 0),
+                "control": {k: values[k] for k in ("target_size", "caution") if k in values},
+                "widths": values.get("spread", ()),
+            }  # fmt: skip
+        return replace(
+            self, dynamics=Langevin.from_dict(values["dynamics"]), iteration=values["iteration"],
+            control=Control(**values["control"]), widths=tuple(values["widths"]), memory=memory,
+            tuned_at=values.get("tuned_at", -1),
+        )  # fmt: skip
 
 
 class Learner:
-    """A method: how its model is built and used (class methods), and one run of learning it (an instance).
+    """A method: how its network is built, and how it is learned.
 
-    This class is complete for models that are inferred by short run dynamics and sampled from their prior;
-    methods that do it in another way override the class methods.
+    Args:
+        model: what is learned; it is put into training mode.
+        dynamics: what infers latents through the decoder; by default that of the settings.
+        learning_rate: of the optimiser.
+        betas: of Adam.
+        settings: of the method.
+        processes: those that share the work; by default this one alone, on the device of the model.
+        compiled: whether gradients are compiled, which takes up to half a minute once.
+        log: takes messages to the user.
     """
 
-    caution = 1.0
-    """Share of the scheduled learning rate that the method dares to use at the moment."""
-    no_dynamics: str | None = None
-    """Why its latents cannot be inferred by short run dynamics, if they cannot."""
+    Settings: ClassVar[type[Any]]
+    Network: ClassVar[type[Any]] = GeneratorNetwork
 
-    # -- the model, without training ------------------------------------------------------------------
+    # -- the network ----------------------------------------------------------------------------------
 
     @classmethod
-    def build(cls, config: ModelConfig, image: tuple[int, int, int], sigma: float) -> nn.Module:
-        """The network of this method for images of shape (colours, height, width)."""
-        return build_model(config, image, sigma)
+    def build(cls, network: Any, shape: Shape, sigma: float) -> Any:
+        """The model of this method for examples of this shape, such as (colours, height, width)."""
+        return cls.adopt(build_model(network, shape, sigma), network, shape)
 
     @classmethod
-    def sample(cls, model: Any, count: int, generator: RandomSource = None, spread: Sequence[float] = ()) -> Tensor:
-        """Images of latents drawn from the prior; or, with ``spread``, from N(0, spread_l^2 I) in each layer."""
-        with torch.no_grad(), evaluating(model):
-            return model.decoder(widen(model.sample_prior(count, generator), spread))
-
-    @classmethod
-    def infer(
-        cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
-    ) -> Inferred:
-        """Latents of ``x`` by the method's own inference; hidden pixels have no influence."""
-        with evaluating(model):
-            return cls.infer_by_dynamics(model, x, dynamics, mask, generator)
-
-    @classmethod
-    def draw(
-        cls, model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None = None, generator: RandomSource = None
-    ) -> Inferred:
-        """A draw from the method's q(z | x), which is what a chain ends in; an encoder infers the centre instead."""
-        return cls.infer(model, x, dynamics, mask, generator)
-
-    @classmethod
-    def infer_by_dynamics(
-        cls,
-        model: Any,
-        x: Tensor,
-        dynamics: Langevin,
-        mask: Tensor | None = None,
-        generator: RandomSource = None,
-        quiet_steps: int = 0,
-    ) -> Inferred:
-        """Latents of ``x`` by short run dynamics on the decoder, whatever the method.
-
-        The last ``quiet_steps`` of the K steps take no noise: they end nearer to the centre of q(z | x), as the mean
-        of an encoder does, instead of in a draw from it.
-        """  # fmt: skip
-        if cls.no_dynamics is not None:
-            raise NotPossibleError(cls.no_dynamics)
-        dynamics = cls.dynamics_for_new_images(dynamics)
-        noisy = dynamics.steps - quiet_steps
-        z, diagnostics = infer(
-            model, x, dynamics.part(0, noisy), mask=mask, generator=generator, return_diagnostics=True
-        )
-        if not quiet_steps:
-            return Inferred(z, diagnostics.divergent[-1])
-        # Chains may be off their way here and come back, so only those that are not finite are given up; at the end
-        # all are held against their best point, that of either part.
-        lost = ~torch.cat([layer.flatten(1) for layer in z], 1).isfinite().all(1)
-        start = tuple(layer.masked_fill(lost.view(-1, *[1] * (layer.ndim - 1)), 0.0) for layer in z)
-        quiet = dynamics.part(noisy, dynamics.steps, noise=False)
-        z, ending = infer(model, x, quiet, mask=mask, start=start, return_diagnostics=True)
-        log_joints = torch.cat([diagnostics.log_joint, ending.log_joint])
-        dimension = sum(layer[0].numel() for layer in z)
-        return Inferred(z, lost | is_divergent(log_joints, running_best(log_joints), dimension)[-1])
-
-    @classmethod
-    def dynamics_for_new_images(cls, dynamics: Langevin) -> Langevin:
-        """That of training; a method whose chains in training are not from the prior needs another one."""
-        return dynamics
-
-    @classmethod
-    def lower_bound(cls, model: Any, x: Tensor, dynamics: Langevin, generator: torch.Generator) -> Tensor:
-        """A lower bound of log p(x), shape ``(n,)``, for methods that have one.
-
-        Chains have none. Minus the free energy with the conditional entropy, ``E log p(x, z_K) + H(z_0) + E sum_k
-        log|det A_k|``, is one only where the map from ``z_0`` to ``z_K`` is one-to-one for given noise: where it folds,
-        the log-determinants count the same volume several times, and the sum can exceed log p(x).
-        """
-        raise NotPossibleError(
-            "the density of the end of a chain is not known: its conditional entropy is no lower bound of the true one "
-            "where the map of the chain folds, so there is no lower bound of log p(x); annealed importance sampling "
-            "estimates it"
-        )
+    def adopt(cls, model: Any, network: Any, shape: Shape) -> Any:
+        """The model of this method around the decoder of ``model``, with an encoder where the method has one."""
+        return model
 
     # -- learning -------------------------------------------------------------------------------------
 
-    def __init__(self, model: Any, config: TrainConfig, accelerator: Accelerator, images: Any = None) -> None:
-        self.model, self.config, self.accelerator = model.train(), config, accelerator
-        self.dynamics = Langevin(config.steps, config.step_size)
-        """What infers latents through the decoder."""
+    def __init__(
+        self,
+        model: Any,
+        dynamics: Langevin | None = None,
+        *,
+        learning_rate: float = 2e-3,
+        betas: tuple[float, float] = (0.9, 0.99),
+        settings: Any = None,
+        processes: Processes | None = None,
+        compiled: bool = False,
+        log: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.model = model.train()
+        self.settings = self.Settings() if settings is None else settings
+        self.dynamics = self.default_dynamics() if dynamics is None else dynamics
+        self.learning_rate, self.betas, self.compiled, self.log = learning_rate, betas, compiled, log
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimiser: torch.optim.Optimizer = torch.optim.Adam(
-            self.parameters, lr=config.learning_rates[0], betas=config.betas, fused=True
-        )
-        self.compiled = compile_pays(config)
-        self.say: Callable[[str], None] = lambda text: None
-        """Where messages to the user go."""
-        self.last_tuning: dict[str, Any] | None = None
-        self.spread: tuple[float, ...] = ()
-        """Width of each layer of latents for samples, where it is not that of the prior."""
+        if not self.parameters:
+            raise ValueError("the model has no parameters to learn: is its decoder an nn.Module?")
+        self.processes = Processes(self.parameters[0].device) if processes is None else processes
 
-    def updates_in(self, iterations: int) -> int:
-        """Updates of the generator in the first so many iterations."""
-        return iterations
+    def default_dynamics(self) -> Langevin:
+        """That of the settings."""
+        return Langevin(self.settings.steps, self.settings.step_size)
 
-    def tell(self, text: str) -> None:
-        self.say(text)
+    def make_optimiser(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters, lr=self.learning_rate, betas=self.betas, fused=True)
 
-    def update(self, batch: Batch, share: float, generator: torch.Generator) -> Update:
-        """Learn from a batch; ``share`` is how much of the run is over."""
+    def init(self, seed: int = 0, examples: Any = None) -> State:
+        """The state before the first update; ``examples`` are the training data, where the method needs them."""
+        chains, tuning = (torch.Generator().manual_seed(1000 * seed + i) for i in (1, 2))
+        return State(self.make_optimiser(), chains, tuning, self.dynamics)
+
+    def update(self, state: State, batch: Batch | Tensor, moment: Moment = Moment()) -> tuple[State, Info]:
+        """Learn from a batch."""
         raise NotImplementedError
 
-    def tuning_is_due(self, iteration: int) -> bool:
+    def tuning_is_due(self, state: State) -> bool:
         return False
 
-    def tune(self, batch: Batch, generator: torch.Generator) -> None:
+    def tune(self, state: State, batch: Batch | Tensor) -> State:
         """Choose the step size; only for methods where :meth:`tuning_is_due`."""
+        return state
 
-    def prepare(self, batch: Batch, generator: torch.Generator) -> None:
-        """Called before each evaluation, with training images: fit whatever using the model needs."""
+    def ready(self, state: State, batch: Batch, rng: torch.Generator) -> State:
+        """Before the model is used or saved, with training examples: fit whatever its use needs."""
+        return state
 
-    def reconstruct(self, x: Tensor, generator: RandomSource) -> Tensor:
-        """Decode what the method infers; divergent chains give NaN."""
-        with evaluating(self.model):
-            z, _ = self.infer(self.model, x, self.dynamics, None, generator)
-            with torch.no_grad():
-                return self.model.decoder(z)
+    def dynamics_of_use(self, state: State) -> Langevin:
+        """What infers new examples: that of learning, where its chains start from the prior."""
+        return state.dynamics
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds besides model and optimiser."""
-        return {}
+    def reconstruct(self, state: State, x: Tensor, rng: Rng) -> Tensor:
+        """Decode what the model infers."""
+        z, _ = self.model.infer(x, self.dynamics_of_use(state), rng=rng)
+        with torch.no_grad():
+            return self.model.decode(z)
 
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        pass
+    # -- what methods share ---------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        return {"step_size": self.dynamics.step_size, "spread": self.spread}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.dynamics = Langevin(self.dynamics.steps, state["step_size"])
-        self.spread = tuple(state.get("spread", ()))
-
-    # -- several processes ----------------------------------------------------------------------------
-
-    def own(self, batch: Any) -> Any:
-        """The share of this process in something that all processes hold or draw in full."""
-        world, rank = self.accelerator.num_processes, self.accelerator.process_index
-        if world == 1:
+    def as_batch(self, batch: Batch | Tensor | Sequence[Tensor]) -> Batch:
+        """A tensor is a batch without a mask; so is the first of what a DataLoader gives."""
+        if isinstance(batch, Batch):
             return batch
-        if isinstance(batch, Tensor):
-            return batch.tensor_split(world)[rank]
-        return [batch[i] for i in torch.arange(len(batch)).tensor_split(world)[rank].tolist()]
+        x = batch if isinstance(batch, Tensor) else batch[0]
+        return Batch(self.model.prepare(x) if hasattr(self.model, "prepare") else x)
 
     def own_batch(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Images and mask of this process, on its device."""
-        x = self.own(batch.x).to(self.accelerator.device)
+        """Examples and mask of this process, on its device."""
+        x = self.processes.own(batch.x).to(self.processes.device)
         if batch.mask is None:
             return x, None
-        return x, self.own(batch.mask.expand(len(batch.x), *batch.mask.shape[1:])).to(x.device)
+        return x, self.processes.own(batch.mask.expand(len(batch.x), *batch.mask.shape[1:])).to(x.device)
 
-    def own_noise(self, shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-        """N(0, 1) noise for the whole batch, drawn alike by all processes, of which each takes its share."""
-        return self.own(standard_normal(shape, like, generator))
+    def indices_of(self, batch: Batch) -> Tensor:
+        """Positions in the training set, which a method that remembers its examples cannot do without."""
+        if batch.indices is None:
+            raise ValueError(
+                f"{type(self).__name__} remembers something about each training example, so a batch needs its indices: "
+                "Batch(x, None, indices), or pass a tensor or a Dataset to fit instead of a DataLoader"
+            )
+        return batch.indices
 
-    def remember(self, table: Tensor, batch: Batch, values: Tensor) -> None:
-        """Write what each process found for its share of the batch into a table with a row per training image."""
-        rows = self.own(batch.indices)
-        if self.accelerator.num_processes > 1:
-            gather, pad = self.accelerator.gather, self.accelerator.pad_across_processes
-            rows = gather(pad(rows.to(values.device), pad_index=-1))
-            values = gather(pad(values))[rows >= 0]
-            rows = rows[rows >= 0]
-        table[rows.cpu()] = values.detach().cpu()
+    def set_rate(self, state: State, moment: Moment) -> float:
+        """Give the optimiser the learning rate of this moment, with due caution; returns it."""
+        rate = self.learning_rate if moment.learning_rate is None else moment.learning_rate
+        rate *= state.control.caution
+        for group in state.optimiser.param_groups:
+            group["lr"] = rate
+        return rate
 
-    def descend(self, loss: Tensor, count: Tensor, gradients: tuple[Tensor, ...], unit: float) -> tuple[float, bool]:
+    def descend(
+        self, optimiser: torch.optim.Optimizer, loss: Tensor, count: Tensor, gradients: Sequence[Tensor], unit: float
+    ) -> tuple[float, bool]:
         """One step of the optimiser down ``unit * loss / count``, both summed over the processes.
 
         ``gradients`` are those of ``loss``. Returns the loss, and whether all was finite; if not, nothing changes.
         """
         parts = [g.float().flatten() for g in gradients]
         flat = torch.cat([*parts, loss.detach().float()[None], count.float()[None]])
-        flat = self.accelerator.reduce(flat, "sum")
+        flat = self.processes.total(flat)
         scale = unit / flat[-1].clamp_min(1)
         value, gradient = float(flat[-2] * scale), flat[:-2] * scale
         if not (math.isfinite(value) and bool(gradient.isfinite().all())):
@@ -279,18 +247,23 @@ class Learner:
         for parameter, piece in zip(self.parameters, pieces, strict=True):
             # The fused optimiser goes through memory in order: a gradient must lie there as its parameter does.
             parameter.grad = torch.empty_like(parameter).copy_(piece.view(parameter.shape))
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
         return value, True
 
-    def weights(self) -> list[Tensor]:
+    def weights(self, optimiser: torch.optim.Optimizer) -> list[Tensor]:
         """All that :meth:`descend` changes: parameters and the state of the optimiser."""
-        state = self.optimiser.state
+        state = optimiser.state
         return [*self.parameters, *(value for p in self.parameters if p in state for value in state[p].values())]
 
     @torch.no_grad()
-    def undo(self, before: Sequence[Tensor]) -> None:
+    def undo(self, optimiser: torch.optim.Optimizer, before: Sequence[Tensor]) -> None:
         """Back to what a copy of :meth:`weights` remembers."""
         if len(before) == len(self.parameters):  # the optimiser had not begun
-            self.optimiser.state.clear()
-        torch._foreach_copy_(self.weights(), list(before))
+            optimiser.state.clear()
+        torch._foreach_copy_(self.weights(optimiser), list(before))
+
+    def pixel_unit(self, x: Tensor) -> float:
+        """``sigma^2 / pixels``: minus the log joint in units of squared error per pixel; without sigma, per place."""
+        sigma = getattr(self.model, "sigma", None)
+        return (1.0 if sigma is None else float(sigma) ** 2) / x[0].numel()

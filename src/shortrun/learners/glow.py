@@ -1,194 +1,72 @@
-r"""Glow (Kingma & Dhariwal, "Generative Flow with Invertible 1x1 Convolutions", 2018), on normflows.
-
-An invertible map from images to noise: ``log p(x) = log N(f(x)) + log|det df/dx|`` is exact, with uniform noise added
-to the 8-bit images (dequantisation). ``levels`` times: squeeze 2x2 into colours, ``depth`` steps of (actnorm,
-invertible 1x1 convolution, coupling), and half of the maps leave as latents. There is nothing to infer.
-
-As in the official code, the half :math:`z_2` that leaves at a split has a learned prior given the half :math:`z_1`
-that stays, and the rest at the top is standard normal (``learntop=False``):
-
-.. math:: p(z_2 \mid z_1) = N(\mu(z_1), \mathrm{diag}\, e^{2 \lambda(z_1)}), \qquad
-          (\mu, \lambda) = \mathrm{conv}(z_1), \quad \text{zero at the start.}
-
-Actnorm, 1x1 convolution, coupling, squeeze and the networks inside couplings are those of normflows; it has neither the
-convolution that starts at zero with a learned scale nor a prior at a split that depends on the other half.
-"""
+"""Learning Glow (Kingma & Dhariwal 2018) by maximum likelihood; the flow is :mod:`shortrun.nets.glow`."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
-import normflows as nf
 import torch
-import torch.nn.functional as F
-from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 
-from shortrun.config import ModelConfig, TrainConfig
-from shortrun.langevin import Langevin
-from shortrun.learners.base import Batch, Learner, NotPossibleError, Update
-from shortrun.model import RandomSource, standard_normal
+from shortrun.core.langevin import Langevin
+from shortrun.core.model import NotPossibleError
+from shortrun.learners.base import Batch, Info, Learner, Moment, State
+from shortrun.nets.build import ModelError, Shape
+from shortrun.nets.glow import GlowFlow, GlowNetwork, dequantised
 
 INITIAL_IMAGES = 256
-LOG_SCALE_FACTOR = 3.0  # as in the official code: scales are learned this much faster
-WEIGHT_DEVIATION = 0.05
 
 
-class ZeroConv(nn.Conv2d):
-    """``exp(3 s) (W * x + b)`` with all of ``W, b, s`` zero at the start (Kingma & Dhariwal, Sec. 3.3)."""
-
-    def __init__(self, maps: int, maps_out: int) -> None:
-        super().__init__(maps, maps_out, 3, padding=1)
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)
-        self.log_scale = nn.Parameter(torch.zeros(1, maps_out, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * torch.exp(LOG_SCALE_FACTOR * self.log_scale)
-
-
-class ConditionalMerge(nf.flows.Merge):
-    """The conditional prior of a split as part of the flow: ``(z_1, e) -> (z_1, mu(z_1) + exp(lambda(z_1)) e)``.
-
-    In these coordinates all that leaves the flow is N(0, I), so density and samples have one form at every level.
-    """
-
-    def __init__(self, maps: int) -> None:
-        super().__init__()
-        self.prior = ZeroConv(maps, 2 * maps)
-
-    def forward(self, z: list[Tensor]) -> tuple[Tensor, Tensor]:
-        stays, noise = z
-        mean, log_sd = self.prior(stays).chunk(2, 1)
-        merged, _ = super().forward([stays, mean + torch.exp(log_sd) * noise])
-        return merged, log_sd.sum((1, 2, 3))
-
-    def inverse(self, z: Tensor) -> tuple[list[Tensor], Tensor]:
-        (stays, leaves), _ = super().inverse(z)
-        mean, log_sd = self.prior(stays).chunk(2, 1)
-        return [stays, (leaves - mean) * torch.exp(-log_sd)], -log_sd.sum((1, 2, 3))
-
-
-def glow_block(maps: int, width: int, additive: bool, published: bool) -> nn.Module:
-    """One step of the flow; ``published``: the network of its coupling as in the official code.
-
-    That is conv 3x3, actnorm, relu, conv 1x1, actnorm, relu, and :class:`ZeroConv`.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # normflows calls torch.lu, which is being renamed
-        block = nf.flows.GlowBlock(maps, width, scale=not additive, net_actnorm=published)
-    if published:
-        (network,) = (module.net for module in block.modules() if isinstance(module, nf.nets.ConvNet2d))
-        network[-1] = ZeroConv(network[-1].in_channels, network[-1].out_channels)
-        for layer in network[:-1]:
-            if isinstance(layer, nn.Conv2d):
-                nn.init.normal_(layer.weight, std=WEIGHT_DEVIATION)
-    return block
-
-
-class GlowFlow(nn.Module):
-    """The flow. Images whose sides do not divide by ``2^levels`` are framed in black, and samples cut to size.
-
-    Not ``published`` is the flow of models that were saved before it had conditional priors: a learned Gaussian at each
-    level, and no actnorm inside couplings.
-    """
-
-    sigma: Tensor
-
-    def __init__(
-        self,
-        image: tuple[int, int, int],
-        levels: int,
-        depth: int,
-        width: int,
-        additive: bool,
-        published: bool = True,
-    ) -> None:
-        super().__init__()
-        self.image = image
-        colours, height, width_of_image = image
-        unit = 2**levels
-        self.frame = (-height % unit, -width_of_image % unit)
-        shape = (colours, height + self.frame[0], width_of_image + self.frame[1])
-        bases, flows, merges = [], [], []
-        for level in range(levels):  # the last one in this list sees the image first
-            maps = colours * 2 ** (levels + 1 - level)
-            flows.append([*(glow_block(maps, width, additive, published) for _ in range(depth)), nf.flows.Squeeze()])
-            side = 2 ** (levels - level)
-            if level > 0:
-                maps //= 2
-                merges.append(ConditionalMerge(maps) if published else nf.flows.Merge())
-            size = (maps, shape[1] // side, shape[2] // side)
-            bases.append(nf.distributions.DiagGaussian(size, trainable=not published))
-        self.flow = nf.MultiscaleFlow(bases, flows, merges, class_cond=False)
-        self.latent_shapes = tuple(tuple(base.shape) for base in bases)
-        self.set_initialised(True)
-        self.register_buffer("sigma", torch.ones(()))  # no observation noise; kept for a common interface
-
-    def set_initialised(self, done: bool) -> None:
-        """Whether activation normalisation has its scales; if not, the next batch of images sets them."""
-        for module in self.flow.modules():
-            if isinstance(module, nf.flows.ActNorm):
-                module.data_dep_init_done = torch.tensor(float(done))
-
-    def log_density(self, x: Tensor) -> Tensor:
-        """``log p(x)`` in nats for images in [-1, 1], shape ``(n,)``."""
-        return self.flow.log_prob(F.pad(x, (0, self.frame[1], 0, self.frame[0]), value=-1.0), None)
-
-    def decode(self, noise: tuple[Tensor, ...]) -> Tensor:
-        """Images of standard normal noise, one tensor per level."""
-        z = [base.loc + torch.exp(base.log_scale) * n for base, n in zip(self.flow.q0, noise, strict=True)]
-        images, _ = self.flow.forward_and_log_det(z)
-        return images[:, :, : self.image[1], : self.image[2]]
+@dataclass(frozen=True)
+class GlowSettings:
+    """Glow has none."""
 
 
 class Glow(Learner):
-    no_dynamics = (
-        "glow maps images to noise and back without loss: its reconstructions are the images themselves and "
-        "measure nothing, and it has no latents to infer from part of an image"
-    )
+    Settings = GlowSettings
+    Network = GlowNetwork
 
     @classmethod
-    def build(cls, config: ModelConfig, image: tuple[int, int, int], sigma: float) -> nn.Module:
-        return GlowFlow(image, config.levels, config.depth, config.width, config.additive, config.published_glow)
+    def build(cls, network: GlowNetwork, shape: Shape, sigma: float) -> GlowFlow:
+        if len(shape) != 3:
+            raise ModelError(f"glow is a flow of images (colours, height, width); the data have shape {shape}")
+        return GlowFlow(shape, network.levels, network.depth, network.width, network.additive, network.published_glow)
 
     @classmethod
-    def sample(cls, model: Any, count: int, generator: RandomSource = None, spread: Sequence[float] = ()) -> Tensor:
-        noise = tuple(standard_normal((count, *shape), model.sigma, generator) for shape in model.latent_shapes)
+    def adopt(cls, model: Any, network: Any, shape: Shape) -> GlowFlow:
+        raise ModelError("glow is a network of its own and takes no decoder: pass None as the model")
+
+    def default_dynamics(self) -> Langevin:
+        """None is used: there is nothing to infer."""
+        return Langevin()
+
+    def make_optimiser(self) -> torch.optim.Optimizer:
+        return torch.optim.Adamax(self.parameters, lr=self.learning_rate, betas=self.betas)
+
+    def init(self, seed: int = 0, examples: Any = None) -> State:
+        """The first images set the scales of activation normalisation."""
+        if examples is None:
+            raise ValueError("glow sets its scales with training images: init(seed, examples) needs them")
+        rng = torch.Generator().manual_seed(seed)
+        chosen = torch.randperm(len(examples), generator=rng)[:INITIAL_IMAGES]
+        self.model.set_initialised(False)
         with torch.no_grad():
-            return model.decode(noise).clamp(-1, 1)
+            self.model.log_density(dequantised(examples.batch(chosen), rng).to(self.processes.device))
+        return super().init(seed, examples)
 
-    @classmethod
-    def lower_bound(cls, model: Any, x: Tensor, dynamics: Langevin, generator: torch.Generator) -> Tensor:
-        """Not only a bound: the density itself, of images with uniform noise added."""
-        with torch.no_grad():
-            return model.log_density(cls.dequantised(x, generator))
-
-    def __init__(self, model: Any, config: TrainConfig, accelerator: Accelerator, images: Any = None) -> None:
-        super().__init__(model, config, accelerator, images)
-        self.optimiser = torch.optim.Adamax(self.parameters, lr=config.learning_rates[0], betas=config.betas)
-        generator = torch.Generator().manual_seed(config.seed)
-        chosen = torch.randperm(len(images), generator=generator)[:INITIAL_IMAGES]
-        model.set_initialised(False)
-        with torch.no_grad():
-            model.log_density(self.dequantised(images.batch(chosen), generator).to(accelerator.device))
-
-    @staticmethod
-    def dequantised(x: Tensor, generator: torch.Generator) -> Tensor:
-        """The 8-bit grey levels are 2/255 apart; uniform noise fills the gap."""
-        return x + (torch.rand(x.shape, generator=generator) - 0.5).to(x) * (2 / 255)
-
-    def update(self, batch: Batch, share: float, generator: torch.Generator) -> Update:
+    def update(self, state: State, batch: Batch | Tensor, moment: Moment = Moment()) -> tuple[State, Info]:
         """One step up the exact log-likelihood."""
+        batch = self.as_batch(batch)
         if batch.mask is not None:
             raise NotPossibleError("glow learns from whole images only; leave out the mask")
-        x = self.own(self.dequantised(batch.x, generator)).to(self.accelerator.device)
-        with self.accelerator.autocast():
+        x = self.processes.own(dequantised(batch.x, state.rng)).to(self.processes.device)
+        with self.processes.autocast():
             loss = -self.model.log_density(x)
         loss = loss.float().sum()
         gradients = torch.autograd.grad(loss, self.parameters)
-        unit = 1 / x[0].numel()
-        value, finite = self.descend(loss, torch.tensor(len(x), device=x.device), gradients, unit)
-        return Update(value, 0, finite, ())
+        self.set_rate(state, moment)
+        count = torch.tensor(len(x), device=x.device)
+        value, finite = self.descend(state.optimiser, loss, count, gradients, 1 / x[0].numel())
+        state = replace(state, iteration=state.iteration + finite)
+        return state, Info(value, 0, finite, (), state.dynamics.step_size, math.nan)

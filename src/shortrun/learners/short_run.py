@@ -8,126 +8,213 @@ With ``learn_last = 1`` this is the paper's algorithm: K steps, then one update 
 Langevin step yields the gradient of the parameters for half as much again.
 
 With ``step_control = "tuned"`` the step size is Algorithm 1 to the letter: every ``tune_every`` iterations it becomes
-the minimiser of the free energy, and nothing else changes it. With ``"follow"`` it follows the curvature in between.
+the minimiser of the free energy, and nothing else changes it. With ``"follow"`` it follows the curvature in between
+(:mod:`shortrun.learners.adapt`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
-from shortrun.config import DECAY_FROM, TrainConfig
-from shortrun.entropy import flat_sizes, stability
-from shortrun.gradients import Evaluator, Point
-from shortrun.langevin import DivergenceError, Langevin, Target, is_divergent
-from shortrun.learners.base import COMPILED_TOLERANCE, Batch, Learner, Update
-from shortrun.model import Latents, standard_normal
-from shortrun.parallel import seeded
-from shortrun.tune import Guard, StepSizeError, TuneResult, candidates_of, tune_by_gradient, tune_by_grid
+from shortrun.core.entropy import flat_sizes, stability
+from shortrun.core.free_energy import Entropy, Estimation, Estimator
+from shortrun.core.langevin import DivergenceError, Langevin, Point, chain, cool_down, is_divergent
+from shortrun.core.latents import Latents, dimensions, flatten, seeded, standard_normal
+from shortrun.core.target import Target
+from shortrun.core.tune import Guard, StepSizeError, TuneResult, tune_by_gradient, tune_by_grid
+from shortrun.learners.adapt import Control, Rules, averaged_widths, chosen_candidate, followed_size
+from shortrun.learners.base import COMPILED_TOLERANCE, Batch, Info, Learner, Moment, State
+from shortrun.learners.gradients import Evaluator
 
-# Before, the generator is still so flat that the longest step looks best, and the next iterations make it steep.
-FIRST_TUNING = 40
-# If more chains than this leave, the iteration is undone. Left alone, updates from chains on the run make the
-# generator steeper, more chains leave, and within two iterations its outputs are saturated for good. If they left
-# before the first update, the step was too long and is shortened; if after it, the updates were too large, and for a
-# while they are smaller: the learning rate halves, and rises again by RECOVERY with each iteration that goes well.
-# While the learning rate warms up, the generator takes shape and steps are too long anyway: they are just shortened.
-MOST_DIVERGENT, SHORTER, RECOVERY, MOST_CAUTION = 0.25, 0.9, 1.03, 1 / 16
-# Between tunings the step follows the curvature: every so many iterations, s * lambda_max of a few chains is led
-# towards the limit of the tuner's guard.
-GUARD, DIVERGENCE_ALONE = Guard(), Guard(limit=math.inf)
-GUARD_EVERY = 4
-GUARD_IMAGES = 8
-LONGEST_STEP = 0.1
-# Probes and first Krylov steps of the estimators that need them, and gradient steps of one tuning.
-PROBES, DEPTH, GRADIENT_STEPS = 1, 8, 4
-GRADIENT_STEPS_TUNED = 40
-# How much the step may change at once, down and up, in the beginning and later. It must not drop fast: a step that
-# yields to every steepness lets the generator become steeper still, because chains that hardly move leave it to the
-# decoder to amplify them; a step that stays makes steepness costly and keeps it smooth.
-FIRST_PACE, PACE, SETTLING = (0.97, 1.5), (0.995, 1.05), 100
-# Share of the past in the running average of the squared latents.
-MEMORY = 0.9
+DIVERGENCE_ALONE = Guard(limit=math.inf)
+
+
+@dataclass(frozen=True)
+class ShortRunSettings:
+    """Of short run inference and learning."""
+
+    steps: int = 25
+    """K, the number of Langevin steps."""
+    step_size: float = 0.007
+    """s at the start (drift s * gradient, noise sqrt(2 s))."""
+    cool_down: int = 6
+    """Number of final steps that become shorter, evenly towards zero: less noise is left in the latents."""
+    tune: Literal["grid", "gradient", "guard", "off"] = "grid"
+    """How the step size follows the model; guard heeds its steepness alone, off keeps the step fixed."""
+    tune_every: int = 100
+    """T_s: iterations between two tunings of the step size."""
+    tune_images: int = 3
+    """Images that the step size is tuned on."""
+    tune_chains: int = 4
+    """Chains of each of these images; the bounds of the entropy need several."""
+    tune_deltas: tuple[float, ...] = ()
+    """tune=grid: the candidates as delta = sqrt(2 s); by default three around the present step."""
+    entropy: Entropy = "marginal"
+    """Entropy of the short run distribution: conditional is the paper's, marginal also counts the injected noise."""
+    estimator: Estimator = "endpoint"
+    """How its log-determinants are estimated: exact (a Hessian at each step), lanczos (products with it), endpoint
+    (the curvature at the end of the chain stands for all of it) or auto (exact for few latents)."""
+    step_control: Literal["follow", "tuned"] = "follow"
+    """follow: between tunings the step follows the curvature, and iterations whose chains diverge are undone. tuned,
+    the paper's Algorithm 1: the step is what was tuned, nothing else changes it, and divergence ends the run."""
+    tune_per: Literal["run", "step", "layer"] = "run"
+    """For tune=gradient: one step size, one per step, or one per step and layer."""
+    fit_spread: bool = True
+    """Draw samples as wide as the latents were in training, instead of from the prior itself."""
+    learn_last: int | None = None
+    """m: update the generator at each of the last m points of the chain; 1 is the paper's algorithm. By default 0.72
+    of the steps: 18 of 25."""
+    learn_last_later: int | None = None
+    """m after the warm-up, if it is to be another one: fewer updates per chain see more images in as many updates."""
+    loss: Literal["per-pixel", "log-joint", "sum-of-squares"] = "per-pixel"
+    """Unit of what the generator descends: minus the mean log joint times sigma^2 / pixels, minus the mean log joint
+    (the paper's), or the sum of squares over the batch (the authors' script). Adam heeds it only by its epsilon."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        for name in ("steps", "learn_last", "learn_last_later", "tune_every", "tune_images", "tune_chains"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                problems.append(f"{name} is {value}; expected one or more")
+        if not 0 <= self.cool_down < max(self.steps, 1):
+            problems.append(f"cool_down is {self.cool_down}; expected less than the {self.steps} steps")
+        for name in ("learn_last", "learn_last_later"):
+            value = getattr(self, name)
+            if value is not None and value > self.steps + 1:
+                problems.append(f"{name} is {value}, more than the {self.steps + 1} points of a chain")
+        if not self.step_size > 0:
+            problems.append(f"step_size is {self.step_size}; sizes of steps must be positive")
+        if not all(0 < delta < math.inf for delta in self.tune_deltas):
+            problems.append(f"tune_deltas is {self.tune_deltas}; expected positive numbers")
+        if self.entropy == "averaged" and self.estimator not in ("exact", "auto"):
+            problems.append(f"entropy averaged needs the estimator exact, not {self.estimator}")
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    def updates_along(self, iteration: int, warm_up: int) -> int:
+        """Updates of the generator along the chains of an iteration; the first one is 0."""
+        first = max(1, round(0.72 * self.steps)) if self.learn_last is None else self.learn_last
+        return first if self.learn_last_later is None or iteration < warm_up else self.learn_last_later
 
 
 class ShortRun(Learner):
-    """Short run inference and the generator that it learns."""
+    """Short run inference and the generator that it learns.
 
-    def __init__(self, model: Any, config: TrainConfig, accelerator: Accelerator, images: Any = None) -> None:
-        super().__init__(model, config, accelerator, images)
-        if config.cool_down:
-            shape = [min(1.0, (config.steps - k) / (config.cool_down + 1)) for k in range(config.steps)]
-            self.dynamics = Langevin(config.steps, [config.step_size * share for share in shape])
-        self.target_size = config.step_size
-        """Where the guard may raise the step to: the tuned one, or the longest if longer was always better."""
-        self.iterations = 0
-        own_moves = self.moves * config.batch // accelerator.num_processes
-        self.evaluator = Evaluator(
-            model, self.parameters, accelerator.autocast, own_moves, self.compiled,
-            COMPILED_TOLERANCE[config.mixed_precision], self.tell,
-        )  # fmt: skip
+    >>> import shortrun as sr
+    >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.Tanh())
+    >>> model = sr.GaussianModel(torch.nn.Sequential(), latent_shapes=[(2,)])
+    >>> model.decoder = lambda z: decoder(z[0])
+    >>> model.inner = decoder
+    >>> learner = ShortRun(model, Langevin(steps=10, step_size=0.01), learning_rate=1e-3)
+    >>> state = learner.init(seed=0)
+    >>> state, info = learner.update(state, torch.zeros(4, 5))
+    >>> state.iteration, info.divergent
+    (1, 0)
 
-    @property
-    def moves(self) -> int:
-        """Points of a chain before the first update, as things stand."""
-        return self.config.steps + 1 - self.config.updates_along(self.iterations)
+    Args: as for :class:`shortrun.learners.base.Learner`, and
 
-    def updates_in(self, iterations: int) -> int:
-        return self.config.updates_in(iterations)
+        warm_up: iterations over which the learning rate rises; the rules of the beginning hold for as long.
+        rules: of the controller of the step size.
+    """
+
+    Settings = ShortRunSettings
+    settings: ShortRunSettings
+
+    def __init__(self, model: Any, dynamics: Langevin | None = None, *, warm_up: int = 0, rules: Rules = Rules(),
+                 **options: Any) -> None:  # fmt: skip
+        if dynamics is not None:  # its steps are those of the settings, whatever they say
+            given = options.get("settings") or self.Settings(cool_down=0)
+            options["settings"] = replace(
+                given,
+                steps=dynamics.steps,
+                step_size=dynamics.step_size,
+                cool_down=min(given.cool_down, dynamics.steps - 1),
+            )
+        super().__init__(model, dynamics, **options)
+        self.warm_up, self.rules = warm_up, rules
+        self._evaluator: Evaluator | None = None
+
+    def default_dynamics(self) -> Langevin:
+        settings = self.settings
+        return Langevin(settings.steps, settings.step_size, cool_down(settings.steps, settings.cool_down))
+
+    def init(self, seed: int = 0, examples: Any = None) -> State:
+        return replace(super().init(seed, examples), control=Control(self.dynamics.step_size))
+
+    def moves(self, iteration: int) -> int:
+        """Points of a chain before the first update."""
+        return self.settings.steps + 1 - self.settings.updates_along(iteration, self.warm_up)
 
     # -- one iteration --------------------------------------------------------------------------------
 
-    def start(self, batch: Batch, generator: torch.Generator) -> Latents:
+    def start(self, state: State, batch: Batch) -> Latents:
         """z_0 ~ p(z) for the chains of this process."""
-        return tuple(self.own(layer) for layer in self.model.sample_prior(len(batch.x), generator))
+        z = self.model.sample_prior(len(batch.x), state.rng)
+        return tuple(self.processes.own(layer) for layer in z)
 
-    def keep(self, batch: Batch, z: Latents) -> None:
-        """Chains are not remembered: each begins anew from the prior."""
+    def keep(self, state: State, batch: Batch, z: Latents) -> None:
+        """Chains are not remembered: each starts from the prior."""
 
-    def update(self, batch: Batch, share: float, generator: torch.Generator) -> Update:
-        """Infer the latents of ``x`` and update the generator along the way.
+    def evaluator(self, x: Tensor, z: Latents) -> Evaluator:
+        """Made with the first batch, whose size says whether it pays to freeze the generator."""
+        if self._evaluator is None:
+            self._evaluator = Evaluator(
+                self.model, self.parameters, self.processes.autocast, self.moves(0) * len(x),
+                dimensions([layer.shape[1:] for layer in z]), self.compiled,
+                COMPILED_TOLERANCE[self.processes.mixed_precision], self.log,
+            )  # fmt: skip
+        return self._evaluator
+
+    def unit(self, x: Tensor, count: int) -> float:
+        """What the mean of minus the log joint is multiplied by: see the setting ``loss``."""
+        if self.settings.loss == "log-joint":
+            return 1.0
+        return self.pixel_unit(x) if self.settings.loss == "per-pixel" else 2 * float(self.model.sigma) ** 2 * count
+
+    def update(self, state: State, batch: Batch | Tensor, moment: Moment = Moment()) -> tuple[State, Info]:
+        """Infer the latents of the batch and update the generator along the way.
 
         Each process works on its share of the batch, but all draw the noise of the whole batch from generators
         in the same state, so the update does not depend on the number of processes.
         """
-        count, moves = len(batch.x), self.moves
+        batch = self.as_batch(batch)
+        if state.tuned_at < state.iteration and self.tuning_is_due(state):
+            state = self.tune(state, batch)
+        self.set_rate(state, moment)
+        follows = self.settings.step_control == "follow"
+        count, steps, moves = len(batch.x), self.settings.steps, self.moves(state.iteration)
         x, mask = self.own_batch(batch)
-        start = z = self.start(batch, generator)
-        sizes = self.dynamics.table(len(z)).tolist()
-        dimension = sum(layer[0].numel() for layer in z)
-        unit = {
-            "per-pixel": float(self.model.sigma) ** 2 / x[0].numel(),
-            "log-joint": 1.0,
-            "sum-of-squares": 2 * float(self.model.sigma) ** 2 * count,
-        }[self.config.loss]
-        follows = self.config.step_control == "follow"
+        start = self.start(state, batch)
+        dimension = dimensions([layer.shape[1:] for layer in start])
+        unit = self.unit(x, count)
+        evaluator = self.evaluator(x, start)
+        evaluator.begin(x, mask)
+        # for undo
+        before = [tensor.detach().clone() for tensor in self.weights(state.optimiser)] if follows else []
         diverged = early = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         first = best = torch.full((len(x),), -math.inf, device=x.device)
-        loss, finite = math.nan, True
-        self.evaluator.begin(x, mask)
-        before = [tensor.detach().clone() for tensor in self.weights()] if follows else []  # for undo
 
         def evaluate(k: int, z: Latents) -> Point:
             used = ~diverged if follows else torch.ones_like(diverged)
-            return self.evaluator.move(z) if k < moves else self.evaluator.learn(z, used)
+            return evaluator.move(z) if k < moves else evaluator.learn(z, used)
 
-        for k in range(self.config.steps + 1):
+        def visit(k: int, z: Latents) -> tuple[Latents, Point]:
+            nonlocal first, best, diverged, early
             point = evaluate(k, z)
             first = point.log_joint if k == 0 else first
             best = torch.fmax(best, point.log_joint)
             # On its way a chain may overshoot and come back, so it is lost only if it is worse than at its start; at
             # its end, if it is worse than its best.
-            bad = is_divergent(point.log_joint, best if k == self.config.steps else first, dimension)
+            bad = is_divergent(point.log_joint, best if k == steps else first, dimension)
             if not follows:
                 diverged = bad
             elif bad.any():
-                # A chain that left must not touch the parameters, nor its NaNs those of others: it goes
+                # A divergent chain must not touch the parameters, nor its NaNs those of others: it goes
                 # back to its start, and this point is evaluated again.
                 diverged = diverged | bad
                 early = diverged if k <= moves else early
@@ -136,206 +223,177 @@ class ShortRun(Learner):
                     for layer, origin in zip(z, start, strict=True)
                 )
                 point = evaluate(k, z)
+            return z, point
+
+        def noise(k: int, layer: Tensor) -> Tensor | None:
+            shape = (count, *layer.shape[1:])
+            return self.processes.own_noise(shape, layer, state.rng) if state.dynamics.is_noisy(k) else None
+
+        loss, finite, z = math.nan, True, start
+        for k, z, point in chain(start, state.dynamics.table(len(start)).tolist(), visit, noise):  # noqa: B007
             if k >= moves:
+                assert point is not None
                 unused = diverged if follows else torch.zeros_like(diverged)
                 used = torch.where(unused, 0.0, -point.log_joint).sum()
                 gradients = tuple(-g for g in point.gradients)
-                loss, finite = self.descend(used, (~unused).sum(), gradients, unit)
+                loss, finite = self.descend(state.optimiser, used, (~unused).sum(), gradients, unit)
                 if not finite:
                     break
-            if k < self.config.steps:
-                z = tuple(
-                    layer
-                    + s * drift.float()
-                    + math.sqrt(2 * s) * self.own_noise((count, *layer.shape[1:]), layer, generator)
-                    for layer, drift, s in zip(z, point.drift, sizes[k], strict=True)
-                )
         squares = [layer[~diverged].double().square().sum() for layer in z]
-        sums = self.accelerator.reduce(torch.stack([diverged.sum().double(), early.sum().double(), *squares]), "sum")
+        sums = self.processes.total(torch.stack([diverged.sum().double(), early.sum().double(), *squares]))
         total, before_updates = int(sums[0]), int(sums[1])
-
-        def settle() -> None:
-            self.keep(batch, z)
-            if self.config.fit_spread and total < count:
-                self._follow_spread(
-                    [float(a) / (count - total) / b[0].numel() for a, b in zip(sums[2:], z, strict=True)]
-                )
-
         if not follows:
-            self._stop_if_divergent(total, count, finite)
-            self.iterations += 1
-            settle()
-        elif finite:
-            self.iterations += 1
-            warm, limit = self.iterations > self.config.warm_up, MOST_DIVERGENT * count
-            if warm and total > limit >= before_updates:
-                self.undo(before)
-                self.caution = max(self.caution / 2, MOST_CAUTION)
-            elif total > limit and self.config.tune != "off":
-                if warm:
-                    self.undo(before)
-                self._scale_steps(SHORTER)
-            else:
-                self.caution = min(self.caution * RECOVERY, 1.0)
-                settle()
-                if self.config.tune != "off" and self.iterations % GUARD_EVERY == 0:
-                    decaying = self.config.decay and share > DECAY_FROM and self.iterations >= SETTLING
-                    self._follow_curvature(x, mask, z, generator, rising=not decaying)
-        return Update(loss, total, finite, tuple(float(layer.detach().std()) for layer in z))
+            self._stop_if_divergent(state, total, count, finite)
+        if finite:
+            state = replace(state, iteration=state.iteration + 1)
+            state, kept = self._judge(state, before, total, before_updates, count) if follows else (state, True)
+            if kept:
+                self.keep(state, batch, z)
+                if self.settings.fit_spread and total < count:
+                    means = [float(a) / (count - total) / b[0].numel() for a, b in zip(sums[2:], z, strict=True)]
+                    state = replace(state, widths=averaged_widths(self.rules, state.widths, means))
+            looks = follows and kept and self.settings.tune != "off"
+            if looks and state.iteration % self.rules.look_every == 0:
+                rising = not (moment.decaying and state.iteration >= self.rules.settling)
+                state = self.follow_curvature(state, x, mask, z, count, rising)
+        latent_std = tuple(float(layer.detach().std()) for layer in z)
+        return state, Info(loss, total, finite, latent_std, state.dynamics.step_size, state.control.curvature)
 
-    def _stop_if_divergent(self, divergent: int, count: int, finite: bool) -> None:
+    def _judge(
+        self, state: State, before: list[Tensor], divergent: int, before_updates: int, count: int
+    ) -> tuple[State, bool]:
+        """Whether an iteration counts; else it is undone, and the step or the learning rate becomes smaller.
+
+        While the learning rate warms up, the generator takes shape and steps are too long anyway: they are just
+        shortened.
+        """
+        warm, limit = state.iteration > self.warm_up, self.rules.most_divergent * count
+        control = state.control
+        if warm and divergent > limit >= before_updates:
+            self.undo(state.optimiser, before)
+            caution = max(control.caution / 2, self.rules.most_caution)
+            return replace(state, control=control._replace(caution=caution)), False
+        if divergent > limit and self.settings.tune != "off":
+            if warm:
+                self.undo(state.optimiser, before)
+            return replace(state, dynamics=state.dynamics.scaled(self.rules.shorter)), False
+        caution = min(control.caution * self.rules.recovery, 1.0)
+        return replace(state, control=control._replace(caution=caution)), True
+
+    def _stop_if_divergent(self, state: State, divergent: int, count: int, finite: bool) -> None:
         """Nothing mends a step that is as tuned: a run whose chains diverge ends, and its last checkpoint stays."""
         if finite and divergent <= count / 2:
             return
-        size = self.dynamics.longest
+        size = state.dynamics
         what = f"{divergent} of {count} chains diverged" if finite else "loss or gradients are not finite"
         advice = (
             "Shorter candidates (--tune-deltas), tuning more often (--tune-every), or a lower learning rate may help; "
             "--step-control follow holds the step at what the curvature allows"
         )
-        if self.config.tune == "off":
+        if self.settings.tune == "off":
             advice = "A smaller --step-size may help; --tune grid --step-control follow chooses and holds it for you"
         raise DivergenceError(
-            f"{what} after {self.iterations} iterations with the step size s = {size:.4g} (delta = "
-            f"{math.sqrt(2 * size):.3g}), and with --step-control tuned nothing changes it. {advice}. The last "
+            f"{what} after {state.iteration} iterations with the step size s = {size.step_size:.4g} (delta = "
+            f"{size.delta:.3g}), and with --step-control tuned nothing changes it. {advice}. The last "
             "checkpoint is kept"
         )
 
-    def _follow_spread(self, mean_squares: Sequence[float]) -> None:
-        """Width of the latents at the end of the chains, averaged over the last iterations.
-
-        Long steps keep the generator flat: after a short training the latents of images spread further than N(0, I),
-        and samples of the prior lack contrast. Among ``N(0, c_l^2 I)`` the mean square of the inferred latents is the
-        most likely ``c_l^2``. Chains still start from N(0, I), as they were trained.
-        """
-        past = [width**2 for width in self.spread] or mean_squares
-        self.spread = tuple(math.sqrt(MEMORY * a + (1 - MEMORY) * b) for a, b in zip(past, mean_squares, strict=True))
-
     # -- the step size --------------------------------------------------------------------------------
 
-    def _scale_steps(self, factor: float) -> None:
-        self.dynamics = self.dynamics.scaled(factor)
+    def follow_curvature(
+        self, state: State, x: Tensor, mask: Tensor | None, z: Latents, count: int, rising: bool = True
+    ) -> State:
+        """Look at the curvature where a few chains end, and let the step follow (:func:`followed_size`).
 
-    def _follow_curvature(
-        self, x: Tensor, mask: Tensor | None, z: Latents, generator: torch.Generator, rising: bool = True
-    ) -> None:
-        """Lower the step where the model has become steeper, raise it again where smoother, if ``rising``.
-
-        It must not rise while the learning rate decays: a step at the limit is stable only because the generator
-        keeps yielding to it.
-
-        A few chains spread over the whole batch are looked at, the same ones for any number of processes.
+        They are spread over the whole batch of ``count``, the same ones for any number of processes.
         """
-        count = self.config.batch
         chosen = torch.zeros(count, dtype=torch.bool)
-        chosen[:: max(1, count // GUARD_IMAGES)] = True
-        own = self.own(chosen)
-        probes = standard_normal((count, sum(layer[0].numel() for layer in z)), z[0], generator)
-        rows = self.own(torch.arange(count))[own]
+        chosen[:: max(1, count // self.rules.look_at)] = True
+        own = self.processes.own(chosen)
+        probes = standard_normal((count, flatten(z).shape[1]), z[0], state.rng)
+        rows = self.processes.own(torch.arange(count))[own]
         values = torch.zeros(count, device=x.device)
         if len(rows):
             seen = None if mask is None else mask[own]
             target = Target(self.model, x[own], seen, start=tuple(layer[own].detach() for layer in z))
-            sizes = flat_sizes(target, self.dynamics.table(len(z)))
-            values[rows] = stability(target, target.flatten(target.start), sizes, probes[rows]).to(values)
-        values = self.accelerator.reduce(values, "sum")
-        steepest = float(values[chosen].quantile(GUARD.quantile))
-        if math.isfinite(steepest) and steepest > 0:
-            lowest, highest = FIRST_PACE if self.iterations < SETTLING else PACE
-            highest = highest if rising else 1.0
-            wanted = min(self.target_size / self.dynamics.longest, GUARD.limit / steepest)
-            self._scale_steps(min(max(wanted, lowest), highest))
+            sizes = flat_sizes(target, state.dynamics.table(len(z)))
+            values[rows] = stability(target, flatten(target.start), sizes, probes[rows]).to(values)
+        values = self.processes.total(values)
+        steepness = float(values[chosen].quantile(self.rules.guard.quantile))
+        size = state.dynamics.step_size
+        followed = followed_size(self.rules, state.control, size, steepness, state.iteration, rising)
+        control = state.control._replace(curvature=steepness / size)
+        return replace(state, control=control, dynamics=replace(state.dynamics, step_size=followed))
 
-    def tuning_is_due(self, iteration: int) -> bool:
-        if self.config.tune not in ("grid", "gradient"):
+    def tuning_is_due(self, state: State) -> bool:
+        if self.settings.tune not in ("grid", "gradient"):
             return False
-        first = iteration == FIRST_TUNING and self.config.step_control == "follow"
-        return first or (iteration > 0 and iteration % self.config.tune_every == 0)
+        first = state.iteration == self.rules.first_tuning and self.settings.step_control == "follow"
+        return first or (state.iteration > 0 and state.iteration % self.settings.tune_every == 0)
 
-    def tune(self, batch: Batch, generator: torch.Generator) -> None:
+    def tune(self, state: State, batch: Batch | Tensor) -> State:
         """Step (1) of a learning iteration: minimise the free energy over the step size (paper, Eq. 20).
 
-        With ``step_control="tuned"`` that is the step from now on. Else it is what the step is led to. The grid is
-        three steps around the present one, and of those whose chains do not diverge the free energy alone decides; but
-        the step is not lengthened beyond the limit of the guard. Shortening it is left to the free energy here and to
-        the guard between tunings, because a step that yields at once lets the generator become steeper still. If the
-        longest candidate is the best, longer ones may be better still: then the guard alone holds the step back until
-        the next tuning. If all diverge, shorter ones are tried, and if none will do, everything stays as it was. Each
-        process takes its share of the images.
+        With ``step_control="tuned"`` that is the step from then on. Else it is what the step is led to: see
+        :func:`chosen_candidate`. The grid is three steps around the present one. If the longest candidate is the best,
+        longer ones may be better still: then the controller alone holds the step back until the next tuning. If all
+        diverge, shorter ones are tried, and if none will do, everything stays as it was. Each process takes its share
+        of the images.
         """
-        world = self.accelerator.num_processes
-        count = max(self.config.tune_images // world, 1) * world  # equal shares
-        mask = None if batch.mask is None else batch.mask[:count]
-        x, mask = self.own_batch(Batch(batch.x[:count], mask, batch.indices[:count]))
-        sources = self.own(seeded(generator, count))
-        self.last_tuning = None
-        if self.config.step_control == "tuned":
-            result = self._search(x, mask, sources, self.dynamics, None)
-            self.dynamics = result.dynamics
-            self._remember_tuning(result, result.dynamics)
-            return
-        tried = self.dynamics
+        batch = self.as_batch(batch)
+        state = replace(state, tuned_at=state.iteration, tuning=None)
+        world = self.processes.num_processes
+        wanted = min(self.settings.tune_images, len(batch.x))
+        count = max(wanted // world, 1) * world  # equal shares
+        x, mask = self.own_batch(Batch(batch.x[:count], None if batch.mask is None else batch.mask[:count]))
+        sources = self.processes.own(seeded(state.tuning_rng, count))
+        if self.settings.step_control == "tuned":
+            result = self.search(x, mask, sources, state.dynamics, None)
+            return replace(state, dynamics=result.dynamics, tuning=_described(result, result.dynamics))
+        tried = state.dynamics
         for _ in range(12):
             try:
-                result = self._search(x, mask, sources, tried, DIVERGENCE_ALONE)
+                result = self.search(x, mask, sources, tried, DIVERGENCE_ALONE)
                 break
             except StepSizeError:
                 tried = tried.scaled(0.5)
         else:
-            self.tell("tuning found no step size that is safe to use; the step stays as it is")
-            return
-        sizes = [replace(tried, step_size=size).longest for size in result.step_sizes]
-        present = self.dynamics.longest
-        allowed = [
-            i for i in range(len(sizes)) if sizes[i] <= present * (1 + 1e-9) or result.stability[i] <= GUARD.limit
-        ]
-        chosen = result.dynamics
-        if self.config.tune == "grid":
-            passing = [i for i in allowed if not result.ruled_out[i]]
-            best = min(passing, key=lambda i: float(result.free_energy[i]), default=None)
-            chosen = self.dynamics if best is None else replace(chosen, step_size=result.step_sizes[best])
-        elif result.best not in allowed:
-            chosen = self.dynamics
-        settled = self.iterations >= SETTLING and self.config.tune == "grid"
-        if not settled:  # later, the guard leads it there slowly
-            self.dynamics = chosen
-        longest = self.config.tune == "grid" and sizes[result.best] == max(sizes)
-        self.target_size = LONGEST_STEP if longest else chosen.longest
-        self._remember_tuning(result, chosen)
+            self.log("tuning found no step size that is safe to use; the step stays as it is")
+            return state
+        by_grid = self.settings.tune == "grid"
+        best = chosen_candidate(self.rules, result, state.dynamics.step_size, by_grid)
+        chosen = state.dynamics if best is None else result.candidates[best]
+        longest = by_grid and result.step_sizes[result.best] == max(result.step_sizes)
+        control = state.control._replace(target_size=self.rules.longest if longest else chosen.step_size)
+        # once it has settled, the controller leads the step there slowly
+        settled = state.iteration >= self.rules.settling and by_grid
+        dynamics = state.dynamics if settled else chosen
+        return replace(state, control=control, dynamics=dynamics, tuning=_described(result, chosen))
 
-    def _search(
-        self, x: Tensor, mask: Tensor | None, sources: Any, dynamics: Langevin, guard: Guard | None
-    ) -> TuneResult:
-        """The free energy over step sizes around ``dynamics``, or over the grid of the configuration."""
-        options: dict[str, Any] = {
-            "entropy": self.config.entropy, "estimator": self.config.estimator, "samples": self.config.tune_chains,
-            "probes": PROBES, "depth": DEPTH, "guard": guard, "mask": mask, "generator": sources,
-            "accelerator": self.accelerator,
-        }  # fmt: skip
-        if self.config.tune == "gradient":
-            per = self.config.tune_per
-            if per == "layer" and self.config.estimator == "endpoint":  # which knows one step size for all layers
-                options["estimator"] = "lanczos"
-            steps = GRADIENT_STEPS if self.config.step_control == "follow" else GRADIENT_STEPS_TUNED
-            return tune_by_gradient(self.model, x, dynamics, per, iterations=steps, **options)
-        candidates = candidates_of(dynamics, self.config.tune_deltas)
-        candidates = candidates or [dynamics.scaled(factor).step_size for factor in (1 / 1.4, 1.0, 1.4)]
-        return tune_by_grid(self.model, x, dynamics, candidates, **options)
+    def search(self, x: Tensor, mask: Tensor | None, rng: Any, dynamics: Langevin, guard: Guard | None) -> TuneResult:
+        """The free energy over step sizes around that of ``dynamics``, or over the candidates of the settings."""
+        settings, rules = self.settings, self.rules
+        estimator = settings.estimator
+        by_layer = settings.tune == "gradient" and settings.tune_per == "layer"
+        if by_layer and estimator == "endpoint":  # which knows one step size for all layers
+            estimator = "lanczos"
+        how = Estimation(
+            settings.entropy, estimator, chains=settings.tune_chains, probes=rules.probes, depth=rules.depth
+        )
+        options: dict[str, Any] = {"guard": guard, "mask": mask, "rng": rng}
+        if self.processes.num_processes > 1:
+            options["gather"] = self.processes.gather
+        if settings.tune == "gradient":
+            steps = rules.gradient_steps if settings.step_control == "follow" else rules.gradient_steps_tuned
+            return tune_by_gradient(self.model, x, dynamics, settings.tune_per, how, iterations=steps, **options)
+        sizes = [delta**2 / 2 for delta in settings.tune_deltas]
+        sizes = sizes or [dynamics.step_size * factor for factor in (1 / 1.4, 1.0, 1.4)]
+        return tune_by_grid(self.model, x, dynamics, sizes, how, **options)
 
-    def _remember_tuning(self, result: TuneResult, chosen: Langevin) -> None:
-        self.last_tuning = {
-            "chosen": chosen.step_size,
-            "step_sizes": result.step_sizes,
-            "free_energy": result.free_energy.tolist(),
-            "stability": result.stability.tolist(),
-            "ruled_out": result.ruled_out.tolist(),
-        }
 
-    def state(self) -> dict[str, Any]:
-        own = {"target_size": self.target_size, "iterations": self.iterations, "caution": self.caution}
-        return {**super().state(), **own}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        super().load_state(state)
-        self.target_size, self.iterations = state["target_size"], state["iterations"]
-        self.caution = state.get("caution", 1.0)
+def _described(result: TuneResult, chosen: Langevin) -> dict[str, Any]:
+    """What the log shows of a tuning."""
+    return {
+        "chosen": chosen.step_size, "step_sizes": result.step_sizes, "free_energy": result.free_energy.tolist(),
+        "stability": result.stability.tolist(), "ruled_out": result.ruled_out.tolist(),
+    }  # fmt: skip

@@ -1,0 +1,86 @@
+"""Learn, use and look into deep generative models without an encoder. `shortrun COMMAND --help` has examples."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from shortrun.cli import studies, train, use
+from shortrun.core.langevin import DivergenceError, DivergenceWarning
+from shortrun.processes import processes
+
+CHECKED_ERRORS = (ValueError, TypeError, OSError, DivergenceError)
+COMMANDS: tuple[type[Callable[[], None]], ...] = (
+    train.Train, train.Resume, studies.Compare, use.Fid, use.Evaluate, use.Sample, use.Reconstruct, use.Inpaint,
+    use.Traverse, use.Interpolate, use.Tune, use.Data, studies.Reproduce, studies.Bench, studies.Demo,
+)  # fmt: skip
+
+
+def _commands(words: Sequence[str]) -> Any:
+    """All commands as one type for tyro: the one that is asked for in full, the others with one sentence each."""
+    union: Any = None
+    for command in COMMANDS:
+        name = command.__name__.lower()
+        sentence: str | None = (command.__doc__ or "").partition(". ")[0].partition("\n")[0].rstrip(".") + "."
+        if words[:1] == [name]:
+            command, sentence = train.train_command(words) if command is train.Train else command, None
+        member = Annotated[command, tyro.conf.subcommand(name, description=sentence)]  # type: ignore[valid-type]
+        union = member if union is None else union | member
+    return union
+
+
+def parse(words: Sequence[str]) -> Any:
+    """The command that the words ask for: an object to call."""
+    return tyro.cli(_commands(words), prog="shortrun", description=__doc__, args=words)
+
+
+@contextlib.contextmanager
+def _one_voice(arguments: Any) -> Iterator[None]:
+    """Of several processes that share a task, only the first one writes and prints."""
+    if not isinstance(arguments, use.Use) or processes().is_main_process:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        arguments.out = Path(folder)
+        yield
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Warnings of this package as one line, without the place in the code; others as usual."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, DivergenceWarning):
+                print(f"shortrun: warning: {message}", file=sys.stderr)
+            else:
+                usual(message, category, *place, **more)
+
+        warnings.simplefilter("always", DivergenceWarning)
+        warnings.showwarning = show
+        yield
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """The command ``shortrun``; mistakes are one line on the standard error, and exit code 2."""
+    words = list(sys.argv[1:] if words is None else words)
+    try:
+        with _plain_warnings():
+            arguments = parse(words)
+            with _one_voice(arguments):
+                arguments()
+    except CHECKED_ERRORS as error:
+        print(f"shortrun: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("shortrun: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None

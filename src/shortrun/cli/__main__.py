@@ -1,0 +1,5 @@
+"""``python -m shortrun.cli``, which ``accelerate launch -m shortrun.cli`` needs."""
+
+from shortrun.cli import main
+
+main()

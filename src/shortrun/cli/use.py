@@ -1,0 +1,387 @@
+"""What trained models are used for: each command loads one, does one thing with held-out images and writes files."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tyro.conf import Positional
+
+from shortrun.cli.decoder import import_decoder
+from shortrun.core.free_energy import Entropy, Estimation, Estimator
+from shortrun.data import Crop, DataError, DataSettings, Images, Split
+from shortrun.files import write_json
+from shortrun.masks import make_mask
+from shortrun.metrics.errors import hidden_errors, mean_image_error, mse_per_image
+from shortrun.processes import processes
+from shortrun.trained import By, Trained, load
+
+
+@dataclass
+class Use:
+    """What every task takes."""
+
+    run: Positional[str]
+    """A run folder, a saved model, or the name of a shipped one."""
+    out: Path
+    """Folder for pictures and numbers."""
+    data: str | None = None
+    """Images to use, by name; by default those that the model was trained on."""
+    data_root: str | None = None
+    """Folder with the data sets; by default the environment variable SHORTRUN_DATA."""
+    images: int = 10
+    """Number of held-out images: the first ones."""
+    seed: int = 0
+    """Seed of everything random."""
+    decoder: str | None = None
+    """Your own generator, package.module:Class, for models that were trained with it: nothing is imported because a
+    file names it."""
+
+    def open(self) -> tuple[Trained, torch.Generator]:
+        decoder = None if self.decoder is None else import_decoder(self.decoder)
+        return load(self.run, decoder=decoder).to(processes().device), torch.Generator().manual_seed(self.seed)
+
+    def data_name(self, trained: Trained) -> str:
+        return self.data or trained.info.get("data", "embedded")
+
+    def load_set(self, trained: Trained, split: Split) -> Images:
+        name = self.data_name(trained)
+        sized = name.partition(":")[0] in ("celeba", "folder", "zip", "hf")
+        same = name == trained.info.get("data")  # then cut and chosen as in training
+        settings = DataSettings(
+            name, self.data_root, size=trained.shape[1] if sized else None,
+            crop=trained.info.get("crop") if same else None,
+            train_images=trained.info.get("train_images") if same else None,
+        )  # fmt: skip
+        images = settings.load(split)
+        if images.shape != trained.shape:
+            raise DataError(
+                f"{name} has images of shape {images.shape} but the model makes {trained.shape} "
+                "(colours, height, width)"
+            )
+        return images
+
+    def held_out(self, trained: Trained) -> torch.Tensor:
+        """The first held-out images."""
+        if self.images < 1:
+            raise ValueError(f"images is {self.images}; expected one or more")
+        images = self.load_set(trained, "test")
+        return images.batch(slice(0, min(self.images, len(images))))
+
+    def load_fitted(self, trained: Trained, count: int | None) -> torch.Tensor | None:
+        """Training images whose latents the law of samples is fitted to, if any."""
+        if count is None:
+            return None
+        if count < 1:
+            raise ValueError(f"fitted is {count}; expected the number of training images, one or more")
+        images = self.load_set(trained, "train")
+        return images.batch(images.some(count))
+
+    def write(self, name: str, values: dict[str, Any]) -> None:
+        """Into a JSON file, and on the screen."""
+        path = self.out / f"{name}.json"
+        write_json(path, values)
+        print(path.read_text(), end="")
+
+    def draw(self, name: str, rows: list[tuple[str, torch.Tensor]], title: str = "") -> Path:
+        """Rows of images as a picture."""
+        from shortrun.pictures import save_grid
+
+        save_grid(self.out / name, rows, title)
+        return self.out / name
+
+
+@dataclass
+class Evaluate(Use):
+    """Held-out reconstruction error (MSE per pixel, images in [-1, 1], same K and step size as in training).
+
+    Example: shortrun evaluate mnist-small --data mnist --images 10000 --out results
+    """
+
+    images: int = 10_000
+    likelihood_images: int = 0
+    """Number of images whose log p(x) is estimated as well, by annealed importance sampling; for encoders also the ELBO
+    and the importance-weighted estimate, for glow the density itself. Each has its standard error over the images."""
+    stages: int = 200
+    """Stages of annealed importance sampling."""
+    by: By = "method"
+    """The method's own inference (an encoder's centre, where there is one), a draw from its q(z | x), or short run
+    dynamics on the decoder."""
+    quiet_steps: int = 0
+    """Number of final noise-free steps: the result is near the centre of q(z | x) instead of a draw from it."""
+
+    def __call__(self) -> None:
+        trained, rng = self.open()
+        x = self.held_out(trained)
+        begun = time.perf_counter()
+        inferred = trained.reconstruction(x, by=self.by, quiet_steps=self.quiet_steps, rng=rng)
+        errors = mse_per_image(inferred.images, x)
+        likelihood = {}
+        if self.likelihood_images:
+            likelihood = trained.log_likelihood(x[: self.likelihood_images], stages=self.stages, rng=rng)
+        values = {
+            "method": trained.method,
+            "by": "dynamics" if self.quiet_steps else self.by,
+            "mse": float(errors.mean()),
+            "standard_error": float(errors.std() / len(errors) ** 0.5),
+            "images": len(x),
+            "data": self.data_name(trained),
+            "steps": trained.dynamics.steps,
+            "quiet_steps": self.quiet_steps,
+            "longest_step": trained.dynamics.step_size,
+            "divergent": int(inferred.divergent.sum()),
+            "latent_std": [round(float(layer.std()), 4) for layer in inferred.z],
+            "parameters": trained.parameter_count,
+            "seconds": round(time.perf_counter() - begun, 1),
+            "seed": self.seed,
+            "convention": "mean square error per pixel, images in [-1, 1]",
+        }
+        self.write("evaluate", values | likelihood)
+
+
+@dataclass
+class Sample(Use):
+    """Draw images from the model.
+
+    Example: shortrun sample mnist-small --images 64 --out pictures
+
+    After a short training: shortrun sample runs/svhn --fitted 2000 --out pictures
+    """
+
+    images: int = 64
+    """Number of samples."""
+    fitted: int | None = None
+    """Number of training images; latents are drawn from a Gaussian fitted to theirs, instead of from the prior."""
+
+    def __call__(self) -> None:
+        trained, rng = self.open()
+        images = trained.sample(self.images, rng=rng, fitted_to=self.load_fitted(trained, self.fitted))
+        print(self.draw("samples.png", [("", row) for row in images.split(10)]))
+
+
+@dataclass
+class Reconstruct(Use):
+    """Infer held-out images and decode them again.
+
+    Example: shortrun reconstruct mnist-small --data embedded --out pictures
+    """
+
+    quiet_steps: int = 0
+    """Number of final noise-free steps: the result is near the centre of q(z | x) instead of a draw from it."""
+
+    def __call__(self) -> None:
+        trained, rng = self.open()
+        x = self.held_out(trained)
+        images = trained.reconstruct(x, quiet_steps=self.quiet_steps, rng=rng)
+        errors = mse_per_image(images, x)
+        rows = []
+        for originals, made in zip(x.split(10), images.split(10), strict=True):
+            rows += [("original", originals), ("reconstruction", made)]
+        self.draw("reconstructions.png", rows[:12], f"mean MSE {errors.mean():.4f}")
+        per_image = [round(float(error), 6) for error in errors]
+        self.write("reconstruct", {"mse": float(errors.mean()), "per_image": per_image})
+
+
+@dataclass
+class Inpaint(Use):
+    """Hide part of each image, infer from the rest, paint what is hidden, several times.
+
+    Example: shortrun inpaint mnist-small --mask lower-half --fills 5 --out pictures
+    """
+
+    mask: str = "lower-half"
+    """lower-half (or upper-, left-, right-half), random:SHARE, blocks:SIDE:COUNT, box:TOP,LEFT,HEIGHT,WIDTH or
+    file:PATH (black hides)."""
+    fills: int = 4
+    """Number of fills per image."""
+    keep_known: bool = True
+    """Copy the visible pixels instead of re-generating them."""
+    by: By = "method"
+    """The method's own inference (an encoder's centre, where there is one), a draw from its q(z | x), or short run
+    dynamics on the decoder."""
+
+    def __call__(self) -> None:
+        trained, rng = self.open()
+        x = self.held_out(trained)
+        mask = make_mask(self.mask, x, rng)
+        fills = trained.inpaint(x, mask, self.fills, keep_known=self.keep_known, by=self.by, rng=rng)
+        shown = torch.where(mask.expand_as(x), x, torch.zeros(()))
+        rows = [("original", x[:10]), ("visible", shown[:10])]
+        rows += [(f"fill {i + 1}", fill[:10]) for i, fill in enumerate(fills)]
+        rows.append(("mean", fills.mean(0)[:10]))
+        if self.fills > 1:
+            spread = fills.std(0)
+            rows.append(("spread", (2 * spread / spread.max().clamp_min(1e-6) - 1)[:10]))
+        self.draw("inpainting.png", rows, f"mask {self.mask}")
+        errors = hidden_errors(fills, x, mask)
+        values = {
+            "hidden_mse": errors.single_fill,
+            "hidden_mse_of_mean_fill": errors.mean_fill,
+            "hidden_mse_of_mean_image": mean_image_error(self.load_set(trained, "train"), x, mask),
+            "mask": self.mask,
+            "fills": self.fills,
+            "images": len(x),
+        }
+        self.write("inpaint", values)
+
+
+@dataclass
+class Traverse(Use):
+    """Change one layer of latents at a time while the others stay fixed.
+
+    Example: shortrun traverse mnist-small --out pictures
+    """
+
+    images: int = 4
+    layer: int | None = None
+    """Layer to change, 0 at the top; by default each in turn."""
+    amount: float | None = None
+    """Move along a random direction from -amount to +amount instead of drawing the layer at random."""
+
+    def __call__(self) -> None:
+        trained, rng = self.open()
+        x = self.held_out(trained)
+        z = trained.infer(x, rng=rng)
+        for layer in range(len(z)) if self.layer is None else [self.layer]:
+            images = trained.traverse(z, layer, 10, amount=self.amount, rng=rng)
+            title = f"only z_{len(z) - layer} changes" + (" (top layer)" if layer == 0 else "")
+            rows = [(f"image {i + 1}", images[:, i]) for i in range(len(x))]
+            print(self.draw(f"traverse_layer_{len(z) - layer}.png", rows, title))
+
+
+@dataclass
+class Interpolate(Use):
+    """Walk through the latents from one held-out image to another.
+
+    Example: shortrun interpolate mnist-small --out pictures
+    """
+
+    def __call__(self) -> None:
+        trained, rng = self.open()
+        z = trained.infer(self.held_out(trained), rng=rng)
+        count = len(z[0]) // 2
+        first, last = tuple(layer[0 : 2 * count : 2] for layer in z), tuple(layer[1::2] for layer in z)
+        images = trained.interpolate(first, last, 10)
+        print(self.draw("interpolation.png", [("", images[:, i]) for i in range(count)]))
+
+
+@dataclass
+class Tune(Use):
+    """The free energy of a trained model over step sizes.
+
+    Example: shortrun tune mnist-small --images 16 --out pictures
+
+    By the paper's criterion: shortrun tune RUN --entropy conditional --estimator lanczos --deltas 0.02 0.04 0.06 0.1
+    --out pictures
+    """
+
+    images: int = 16
+    entropy: Entropy = "marginal"
+    """conditional is the paper's; averaged its Eq. 17 to the letter; marginal also counts the injected noise."""
+    estimator: Estimator = "endpoint"
+    """exact: a Hessian at each step; lanczos: products with it; endpoint: the curvature where the chain ends; auto:
+    exact for up to 64 latents, else endpoint where it applies, else lanczos."""
+    chains: int = 4
+    """Chains of each image."""
+    deltas: tuple[float, ...] = ()
+    """Candidates as delta = sqrt(2 s), instead of thirteen around the step of the model."""
+
+    def __call__(self) -> None:
+        from shortrun.pictures import save_curve
+
+        trained, rng = self.open()
+        if any(not delta > 0 for delta in self.deltas):
+            raise ValueError(f"deltas is {self.deltas}; expected positive numbers")
+        how = Estimation(entropy=self.entropy, estimator=self.estimator, chains=self.chains)
+        result = trained.tune(self.held_out(trained), [delta**2 / 2 for delta in self.deltas] or None, how, rng=rng)
+        print(result)
+        save_curve(self.out / "free_energy.png", result)
+        values = {
+            "entropy": self.entropy,
+            "estimator": self.estimator,
+            "step_size": result.dynamics.step_size,
+            "step_sizes": result.step_sizes,
+            "free_energy": result.free_energy.tolist(),
+            "standard_error": result.standard_error.tolist(),
+            "stability": result.stability.tolist(),
+            "divergent": result.divergent.tolist(),
+            "ruled_out": result.ruled_out.tolist(),
+        }
+        self.write("tune", values)
+
+
+@dataclass
+class Fid(Use):
+    """FID and KID of samples.
+
+    Example: shortrun fid mnist-small --data mnist --samples 2000 --out results
+
+    As the authors' script does, 40,000 samples against all training images: shortrun fid RUN --protocol paper --out DIR
+    """
+
+    samples: int = 2000
+    """Number of samples, and of reference images (at most all there are)."""
+    protocol: Literal["n", "paper"] = "n"
+    """paper: 40,000 samples against all training images."""
+    reference: Split = "train"
+    """Which images the samples are compared with."""
+    fitted: int | None = None
+    """Number of training images; latents are drawn from a Gaussian fitted to theirs, instead of from the prior."""
+
+    def __call__(self) -> None:
+        from shortrun import metrics
+
+        trained, rng = self.open()
+        network = metrics.inception(device=trained.device)
+        paper = self.protocol == "paper"
+        samples = metrics.PAPER_SAMPLES if paper else self.samples
+        if samples < 2:
+            raise ValueError(f"samples is {samples}; expected two or more")
+        known = self.load_set(trained, "train" if paper else self.reference)
+        reference = known.array if paper else known.part(samples)
+        fitted_to = self.load_fitted(trained, self.fitted)
+        begun = time.perf_counter()
+        values = trained.score(reference, samples, rng=rng, network=network, fitted_to=fitted_to)
+        facts = {
+            "reference": f"{known.name} ({known.split})",
+            "reference_checksum": known.checksum,
+            "protocol": self.protocol,
+            "fitted": None if fitted_to is None else len(fitted_to),  # there may be fewer than asked for
+            "seed": self.seed,
+            "seconds": round(time.perf_counter() - begun, 1),
+        }
+        self.write("fid", values | facts)
+
+
+@dataclass
+class Data:
+    """Look at a data set: number, size and checksum, and a picture of it.
+
+    Example: shortrun data svhn --out pictures
+    """
+
+    name: Positional[str]
+    """embedded, scenes:COUNT, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME."""
+    out: Path | None = None
+    """Folder for a picture of the first images."""
+    data_root: str | None = None
+    """Folder with the data sets; by default the environment variable SHORTRUN_DATA."""
+    size: int | None = None
+    """Side of the images, for celeba, folder, zip and hf."""
+    crop: Crop = None
+    """Side of the centre square that is cut out before resizing, or whole (see shortrun train --help)."""
+
+    def __call__(self) -> None:
+        from shortrun.pictures import save_grid
+
+        settings = DataSettings(self.name, self.data_root, size=self.size, crop=self.crop)
+        splits: tuple[Split, ...] = ("train", "test")
+        for split in splits:
+            images = settings.load(split)
+            print(images.describe())
+            if self.out is not None:
+                shown = images.batch(slice(0, 40))
+                save_grid(self.out / f"{split}.png", [("", row) for row in shown.split(10)])

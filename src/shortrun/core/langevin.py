@@ -1,0 +1,364 @@
+"""Short run Langevin dynamics (paper, Sec. 4.1-4.2): K steps from the prior towards the posterior."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shortrun.core.latents import LatentModel, Latents, Rng, flatten
+from shortrun.core.target import Target
+
+Profile = tuple[float, ...] | tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Langevin:
+    r"""Settings of the dynamics (paper, Eq. 10).
+
+    .. math:: z_0 \sim p(z), \qquad
+              z_{k+1} = z_k + s_k \nabla_z \log p(z_k \mid x) + \sqrt{2 s_k}\, \epsilon_k .
+
+    Args:
+        steps: K.
+        step_size: s, the longest step. A schedule is accepted too: one number per step; or, for each step, one number
+            per layer (top layer first). It is kept as its maximum and a ``profile``.
+        profile: how long each step is, relative to the longest one: empty if all are alike, else K numbers, or K
+            rows of one number per layer. Only ratios matter; the largest number becomes 1. Drift and noise always
+            scale together, so the target stays the posterior.
+        noise: whether the noise is injected. Without it the dynamics is gradient ascent from the prior.
+        quiet_steps: how many steps at the end take no noise: they end nearer to the centre of q(z | x), as the mean of
+            an encoder does, instead of in a draw from it.
+
+    The authors' training script writes the same step as ``delta^2/2 * gradient + delta * noise``; the
+    paper's figures show ``delta``. Hence ``s = delta^2 / 2``:
+
+    >>> round(Langevin.from_delta(0.05, steps=25).step_size, 6)
+    0.00125
+    >>> Langevin(steps=2, step_size=[0.02, 0.01])
+    Langevin(steps=2, step_size=0.02, profile=(1.0, 0.5), noise=True, quiet_steps=0)
+    """
+
+    steps: int = 25
+    step_size: float = 0.01
+    profile: Profile = ()
+    noise: bool = True
+    quiet_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 0:
+            raise ValueError(f"steps is {self.steps!r}; expected a whole number, zero or more")
+        if not isinstance(self.noise, bool):
+            raise TypeError(f"noise is {self.noise!r}; expected True or False")
+        quiet = self.quiet_steps
+        if not isinstance(quiet, int) or isinstance(quiet, bool) or not 0 <= quiet <= self.steps:
+            raise ValueError(f"quiet_steps is {quiet!r}; expected a whole number from 0 to the {self.steps} steps")
+        size = _numbers("step_size", self.step_size, self.steps)
+        profile = _numbers("profile", self.profile, self.steps)
+        if not isinstance(profile, tuple):
+            raise TypeError(f"profile is {self.profile!r}; expected {self.steps} relative lengths, or none")
+        if isinstance(size, tuple):
+            if profile:
+                raise ValueError("step_size is a schedule and there is a profile as well; give one of them")
+            if not size:
+                raise ValueError("step_size has no entries; expected a positive number")
+            size, profile = _largest(size), size
+        object.__setattr__(self, "step_size", size)
+        object.__setattr__(self, "profile", _relative(profile))
+
+    @classmethod
+    def from_delta(cls, delta: float, steps: int = 25, noise: bool = True) -> Langevin:
+        """The dynamics whose noise has standard deviation ``delta`` (the authors' script)."""
+        return cls(steps=steps, step_size=delta**2 / 2, noise=noise)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Langevin:
+        """The inverse of :meth:`as_dict`; settings that are missing have their defaults."""
+        return cls(**values)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON has them.
+
+        >>> Langevin(2, [0.02, 0.01]).as_dict()
+        {'steps': 2, 'step_size': 0.02, 'profile': [1.0, 0.5], 'noise': True, 'quiet_steps': 0}
+        """
+        profile = [list(row) if isinstance(row, tuple) else row for row in self.profile]
+        return {
+            "steps": self.steps, "step_size": self.step_size, "profile": profile, "noise": self.noise,
+            "quiet_steps": self.quiet_steps,
+        }  # fmt: skip
+
+    @property
+    def delta(self) -> float:
+        """``sqrt(2 s)``, the longest step in the convention of the authors' script."""
+        return math.sqrt(2 * self.step_size)
+
+    def scaled(self, factor: float) -> Langevin:
+        """All steps times ``factor``.
+
+        >>> Langevin(2, [0.5, 0.25]).scaled(2)
+        Langevin(steps=2, step_size=1.0, profile=(1.0, 0.5), noise=True, quiet_steps=0)
+        """
+        return replace(self, step_size=self.step_size * factor)
+
+    def is_noisy(self, k: int) -> bool:
+        """Whether the step from ``z_k`` to ``z_{k+1}`` takes noise."""
+        return self.noise and k < self.steps - self.quiet_steps
+
+    def table(self, layers: int) -> Tensor:
+        """Step sizes as a float64 tensor of shape ``(K, layers)``."""
+        profile = torch.tensor(self.profile or (1.0,) * self.steps, dtype=torch.float64)
+        if profile.ndim == 2 and profile.shape[1] != layers:
+            raise ValueError(f"step_size has {profile.shape[1]} numbers per step but the model has {layers} layers")
+        if profile.ndim == 1:
+            profile = profile[:, None]
+        return (self.step_size * profile).expand(self.steps, layers)
+
+
+def _numbers(name: str, value: Any, steps: int) -> Any:
+    """A positive number; or a tuple of ``steps`` of them, or of ``steps`` rows of equally many; or an empty tuple."""
+    if isinstance(value, Tensor):
+        value = value.detach().tolist()
+    advice = f"expected a positive number, {steps} of them (one per step), or {steps} rows of one number per layer"
+
+    def convert(item: Any, depth: int) -> Any:
+        if isinstance(item, Iterable) and not isinstance(item, str) and depth < 2:
+            return tuple(convert(part, depth + 1) for part in item)
+        try:
+            number = float(item)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not (math.isfinite(number) and number > 0):
+            raise ValueError(f"{name} contains {item!r}; {advice}")
+        return number
+
+    numbers = convert(value, 0)
+    if isinstance(numbers, tuple) and numbers:
+        widths = {len(row) if isinstance(row, tuple) else 1 for row in numbers}
+        kinds = {isinstance(row, tuple) for row in numbers}
+        if len(numbers) != steps or len(widths) > 1 or len(kinds) > 1 or 0 in widths:
+            raise ValueError(f"{name} has {len(numbers)} entries for {steps} steps; {advice}")
+    return numbers
+
+
+def _largest(numbers: Any) -> float:
+    return max(map(_largest, numbers)) if isinstance(numbers, tuple) else numbers
+
+
+def _relative(profile: Any) -> Any:
+    """The profile over its largest number; empty if its steps are all alike."""
+    if not profile:
+        return ()
+    largest = _largest(profile)
+    shares = tuple(
+        tuple(item / largest for item in row) if isinstance(row, tuple) else row / largest for row in profile
+    )
+    return () if all(share == 1.0 for share in shares) else shares
+
+
+def cool_down(steps: int, last: int) -> tuple[float, ...]:
+    """A profile whose ``last`` steps become evenly shorter: ``min(1, (K - k) / (last + 1))`` for step k.
+
+    >>> cool_down(4, 3)
+    (1.0, 0.75, 0.5, 0.25)
+    """
+    if not 0 <= last < max(steps, 1):
+        raise ValueError(f"{last} of {steps} steps cannot become shorter; expected less than the number of steps")
+    return tuple(min(1.0, (steps - k) / (last + 1)) for k in range(steps)) if last else ()
+
+
+class Diagnostics(NamedTuple):
+    """What happened along the chains: each field has shape ``(K + 1, n)``, the start included."""
+
+    log_joint: Tensor
+    """``log p(x, z_k)``."""
+    gradient_norm: Tensor
+    """``|grad_z log p(x, z_k)|`` over all layers."""
+    divergent: Tensor
+    """Whether the chain was off its way at this point: see :func:`is_divergent`. The last row is what counts: with
+    long steps a chain may overshoot on its way and come back."""
+
+
+class DivergenceError(FloatingPointError):
+    """Chains diverged and nothing that may be done about it will help; a smaller step size is needed."""
+
+
+class DivergenceWarning(RuntimeWarning):
+    """Chains diverged beyond the range of floating point numbers; a smaller step size is needed."""
+
+
+def is_divergent(log_joint: Tensor, best: Tensor, dimension: int) -> Tensor:
+    """Chains that are not finite, or more than ``d + 10 sqrt(d)`` nats below ``best``, their best log joint so far.
+
+    A posterior sample lies about ``d/2`` nats below the mode of its log joint, give or take ``sqrt(d/2)``. So a
+    chain that has arrived does not fall that far below its best, however much it gained before.
+    """
+    lost = best - log_joint
+    return ~(lost <= dimension + 10 * math.sqrt(dimension))
+
+
+def running_best(log_joints: Tensor) -> Tensor:
+    """The best log joint of each chain up to each of its points, shape ``(K + 1, n)``; what is not finite is none."""
+    return log_joints.nan_to_num(nan=-math.inf, posinf=-math.inf).cummax(0).values
+
+
+# --- one step, one chain ------------------------------------------------------------------------------
+
+
+class Point(NamedTuple):
+    """What is known at one point of each chain."""
+
+    log_joint: Tensor
+    """``log p(x, z)``, shape ``(n,)``."""
+    drift: Latents
+    """``R(z)``, its gradient with respect to the latents."""
+    gradients: tuple[Tensor, ...] = ()
+    """Of the sum of the log joints with respect to the parameters, where learning asks for them."""
+
+
+def move(z: Latents, drift: Latents, sizes: Iterable[Any], noise: Iterable[Tensor | None]) -> Latents:
+    """One step of Eq. 10, ``z + s R(z) + sqrt(2 s) eps``, with its own s and eps for each layer.
+
+    ``s`` is a number, or a tensor that broadcasts to the layer; the step can be differentiated with respect to it.
+    """
+    moved = []
+    for layer, direction, s, eps in zip(z, drift, sizes, noise, strict=True):
+        new = layer + s * direction
+        moved.append(new if eps is None else new + (2 * s) ** 0.5 * eps)
+    return tuple(moved)
+
+
+def chain(
+    z: Latents,
+    sizes: Sequence[Any] | Tensor,
+    visit: Callable[[int, Latents], tuple[Latents, Point]],
+    noise: Callable[[int, Tensor], Tensor | None],
+    evaluate_end: bool = True,
+) -> Iterator[tuple[int, Latents, Point | None]]:
+    """The K steps of the dynamics from ``z``: yields ``(k, z_k, point)`` for k = 0 to K.
+
+    Args:
+        sizes: K rows of one s per layer, as :func:`move` takes them.
+        visit: ``(k, z_k) -> (z_k, point)``: evaluates a point; the latents it returns are those the chain goes on from.
+        noise: ``(k, layer) -> eps`` for a layer of ``z_k``, None for a step without noise.
+        evaluate_end: whether ``z_K`` is visited; else its point is None.
+    """
+    for k, row in enumerate(sizes):
+        z, point = visit(k, z)
+        yield k, z, point
+        z = move(z, point.drift, row, [noise(k, layer) for layer in z])
+    if evaluate_end:
+        z, point = visit(len(sizes), z)
+        yield len(sizes), z, point
+    else:
+        yield len(sizes), z, None
+
+
+def gradient(target: Target, z: Latents) -> Point:
+    """``log p(x, z)`` and ``R(z) = grad_z log p(x, z)`` (paper, Eq. 11), detached.
+
+    The gradient of log p(z | x) is that of the log joint, because log p(x) does not depend on z.
+    Only latents are differentiated; the ``.grad`` of parameters stays as it is.
+    """
+    with torch.enable_grad():
+        leaves = tuple(layer.detach().requires_grad_() for layer in z)
+        log_joint = target.log_joint(leaves)
+        return Point(log_joint.detach(), torch.autograd.grad(log_joint.sum(), leaves))
+
+
+# --- inference ----------------------------------------------------------------------------------------
+
+
+def infer(
+    model: LatentModel,
+    x: Tensor,
+    dynamics: Langevin,
+    *,
+    mask: Tensor | None = None,
+    start: Latents | None = None,
+    rng: Rng = None,
+) -> Latents:
+    """Infer the latents of ``x``: a sample ``z_K`` of the short run distribution (paper, Eq. 10 and 12).
+
+    Args:
+        model: any :class:`~shortrun.core.latents.LatentModel`.
+        x: observed batch, shape ``(n, ...)``, in the dtype and on the device of the model.
+        dynamics: number of steps, step size, noise.
+        mask: true where a pixel is visible; broadcast to ``x``. Hidden pixels have no influence, and may
+            hold anything.
+        start: latents to start from instead of ``z_0 ~ p(z)``.
+        rng: source of all randomness. A list with one generator per example makes the result for
+            an example independent of the batch it came in.
+
+    Returns:
+        Tuple of latents, top layer first. If chains diverge until they are no longer finite, a
+        :class:`DivergenceWarning` tells how many.
+
+    >>> from shortrun import GaussianModel
+    >>> model = GaussianModel(lambda z: z[0] @ torch.ones(2, 3), latent_shapes=[(2,)], sigma=0.5)
+    >>> rng = torch.Generator().manual_seed(0)
+    >>> z = infer(model, torch.ones(5, 3), Langevin(steps=10, step_size=0.02), rng=rng)
+    >>> z[0].shape
+    torch.Size([5, 2])
+    """
+    return _infer(model, x, dynamics, mask, start, rng, evaluate_end=False)[1]
+
+
+def infer_with_diagnostics(
+    model: LatentModel,
+    x: Tensor,
+    dynamics: Langevin,
+    *,
+    mask: Tensor | None = None,
+    start: Latents | None = None,
+    rng: Rng = None,
+) -> tuple[Latents, Diagnostics]:
+    """As :func:`infer`, with :class:`Diagnostics` of the chains, at the price of one more evaluation."""
+    target, z, history = _infer(model, x, dynamics, mask, start, rng, evaluate_end=True)
+    log_joints, norms = (torch.stack(column) for column in zip(*history, strict=True))
+    divergent = is_divergent(log_joints, running_best(log_joints), target.dimension)
+    return z, Diagnostics(log_joints, norms, divergent)
+
+
+def _infer(
+    model: LatentModel,
+    x: Tensor,
+    dynamics: Langevin,
+    mask: Tensor | None,
+    start: Latents | None,
+    rng: Rng,
+    evaluate_end: bool,
+) -> tuple[Target, Latents, list[tuple[Tensor, Tensor]]]:
+    """The target, ``z_K``, and log joint and length of its gradient at each point that was evaluated."""
+    history: list[tuple[Tensor, Tensor]] = []
+    with torch.inference_mode(False), torch.no_grad():
+        target = Target(model, x, mask, rng=rng, start=start, evaluations=dynamics.steps)
+
+        def visit(k: int, z: Latents) -> tuple[Latents, Point]:
+            point = gradient(target, z)
+            if k == 0:
+                target.check_start(point.log_joint)
+            return z, point
+
+        def noise(k: int, layer: Tensor) -> Tensor | None:
+            return target.noise(layer, rng) if dynamics.is_noisy(k) else None
+
+        table = dynamics.table(len(target.sizes)).tolist()
+        z = target.start
+        for _, z, point in chain(target.start, table, visit, noise, evaluate_end):  # noqa: B007
+            if point is not None and evaluate_end:
+                history.append((point.log_joint, flatten(point.drift).norm(dim=1)))
+        finite = flatten(z).isfinite().all(1)
+    if not finite.all():
+        warnings.warn(
+            f"{int((~finite).sum())} of {len(finite)} chains diverged with step size {dynamics.step_size:g}; lower it, "
+            "or let tune_by_grid choose it",
+            DivergenceWarning,
+            stacklevel=3,
+        )
+    return target, z, history

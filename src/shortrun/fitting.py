@@ -1,0 +1,258 @@
+"""``fit``: train any method on any examples, from Python and from the command line alike."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shortrun.data import as_examples
+from shortrun.learners import Method, learner_class
+from shortrun.processes import processes
+from shortrun.progress import Progress
+from shortrun.trained import Trained
+from shortrun.training.config import Config
+from shortrun.training.history import History
+from shortrun.training.loop import Loop, name_of, prepare_folder
+from shortrun.training.presets import preset
+
+GIVEN = "given in Python"
+Callback = Callable[[Trained], Any]
+
+
+def fit(
+    model: Any,
+    data: Any,
+    *,
+    method: Method = "short-run",
+    minutes: float | None = None,
+    iterations: int | None = None,
+    seed: int = 0,
+    validation: Any = None,
+    callback: Callback | None = None,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    config: Config | None = None,
+    **settings: Any,
+) -> Trained:
+    """Learn a model from examples.
+
+    Args:
+        model: for example ``GaussianModel(decoder, latent_shapes)``, or any ``nn.Module`` with the methods of
+            :class:`shortrun.LatentModel`; it is trained in place. None builds the network of the settings, for images.
+        data: a tensor, an array, a ``Dataset``, a ``DataLoader``, or what ``shortrun.data.load`` gives. 8-bit images
+            become floats in [-1, 1]; other numbers stay as they are.
+        method: short-run, abp, glo, vae, vae-iaf, ladder-vae or glow. Methods with an encoder build it around the
+            decoder.
+        minutes, iterations: the budget; with both, the first limit that is reached counts. By default ten minutes.
+        validation: held-out examples for the error that is reported; without them it is that of training examples.
+        callback: called with a :class:`Trained` after each evaluation; its time does not count, and if it returns
+            true, training ends.
+        folder: for checkpoints, metrics and pictures, from which a run can be resumed; None writes nothing.
+        resume: continue the run in ``folder``.
+        config: all settings at once, instead of single ones.
+        settings: any setting of the run or the method by its name, such as ``steps=40``, ``batch=64``,
+            ``learning_rates=(1e-3,)``, ``mask="random:0.5"``; ``network={..}`` for that of model=None.
+
+    Ctrl-C ends training early and keeps what was learned; with a folder it is saved.
+
+    >>> decoder = torch.nn.Linear(2, 5)
+    >>> class Decoder(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.out = torch.nn.Linear(2, 5)
+    ...     def forward(self, z):
+    ...         return self.out(z[0])
+    >>> import shortrun as sr
+    >>> trained = sr.fit(sr.GaussianModel(Decoder(), [(2,)]), torch.randn(100, 5), iterations=3, quiet=True)
+    >>> trained.sample(4).shape
+    torch.Size([4, 5])
+    """
+    if config is None:
+        config = _config(model, method, minutes, iterations, seed, settings)
+    elif settings or (minutes, iterations, seed) != (None, None, 0):
+        config = config.changed(**settings, **_budget(minutes, iterations), **({"seed": seed} if seed else {}))
+    place = None if folder is None else Path(folder)
+    if place is None and resume:
+        raise ValueError("resume needs the folder of a run")
+    if place is not None:
+        prepare_folder(place, resume)
+    shared = processes(config.run.mixed_precision)
+    quiet = quiet or not shared.is_main_process
+    progress = Progress(quiet)
+    with torch.random.fork_rng(devices=[]), _flushed_denormals():
+        torch.manual_seed(config.run.seed)
+        learner = learner_class(config.method)
+        prepare = getattr(model, "prepare", None)
+        examples = as_examples(data, name=config.data.data, prepare=prepare)
+        held_out = None
+        if validation is not None:
+            held_out = as_examples(validation, name=config.data.data, split="test", prepare=prepare)
+        for each in (examples, *([] if held_out is None else [held_out])):
+            progress.log(each.describe())
+        own = None
+        if model is None:
+            built = learner.build(config.network, examples.shape, config.run.sigma[0])
+        else:
+            if not isinstance(model, nn.Module):
+                raise TypeError(
+                    f"model is a {type(model).__name__}; expected an nn.Module such as sr.GaussianModel(..)"
+                )
+            own = name_of(getattr(model, "decoder", model))
+            built = learner.adopt(model, config.network, examples.shape)
+        loop = Loop(
+            config, built, examples, held_out, folder=place, resume=resume, own_decoder=own, processes=shared,
+            log=progress.log,
+        )  # fmt: skip
+        if place is not None and shared.is_main_process and not resume:
+            place.mkdir(parents=True, exist_ok=True)
+            config.save(place / "config.yaml")
+        shared.wait()
+        if not resume:
+            loop.save()
+        with _interruptible() as interrupted:
+            _run(loop, progress, interrupted, callback)
+        if place is not None or loop.iteration:
+            loop.save()
+    if interrupted and place is not None:
+        progress.log(f"{interrupted[0]}: saved at iteration {loop.iteration}. Continue with `shortrun resume {place}`")
+    return snapshot(loop, stopped=bool(interrupted))
+
+
+def snapshot(loop: Loop, stopped: bool = False) -> Trained:
+    """The model of a run as it is; it shares the parameters with the run."""
+    description = loop.description()
+    info = description.info | {"stopped": stopped, "divergent": loop.divergent}
+    trained = Trained(loop.model, replace(description, info=info), History(loop.history))
+    return trained.eval() if loop.share >= 1 or stopped else trained
+
+
+def _config(
+    model: Any, method: Method, minutes: float | None, iterations: int | None, seed: int, settings: dict[str, Any]
+) -> Config:
+    """The settings of a run that is started from Python: the preset ``cpu``, with the budget asked for."""
+    config = preset("cpu", "mnist", method).changed(data=GIVEN, seed=seed)
+    if model is not None and method != "glow":
+        name = name_of(getattr(model, "decoder", model))
+        sizes = tuple(math.prod(shape) for shape in getattr(model, "latent_shapes", ()))
+        config = config.changed(network={"kind": name, "latent_sizes": sizes or config.network.latent_sizes})
+        if hasattr(model, "sigma") and "sigma" not in settings:  # its own noise, which stays as it is
+            config = config.changed(sigma=(float(model.sigma),) * 2)
+    return config.changed(**_budget(minutes, iterations)).changed(**settings)
+
+
+def _budget(minutes: float | None, iterations: int | None) -> dict[str, Any]:
+    """Settings of a budget; evaluations come evenly."""
+    if minutes is None and iterations is None:
+        return {}
+    changes: dict[str, Any] = {"minutes": minutes, "iterations": iterations}
+    if minutes is None and iterations is not None:
+        changes |= {"evaluate_every": max(iterations // 10, 1), "checkpoint_every": max(iterations // 10, 1)}
+        changes["warm_up"] = min(40, max(iterations // 5, 1))
+    elif minutes is not None:
+        changes |= {"evaluate_every": min(20.0, 6 * minutes), "checkpoint_every": min(30.0, 6 * minutes)}
+    return changes
+
+
+@contextmanager
+def _flushed_denormals() -> Iterator[None]:
+    """Saturated units give denormal gradients, which are slow."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[str]]:
+    """Ctrl-C and SIGTERM are noted, and end the run at its next iteration; a second one ends it at once."""
+    interrupted: list[str] = []
+    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread alone
+        yield interrupted
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted.append(signal.Signals(number).name)
+
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number in handlers:
+            signal.signal(number, interrupt)
+        yield interrupted
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _run(loop: Loop, progress: Progress, interrupted: list[str], callback: Callback | None) -> None:
+    run = loop.run
+    writer = None
+    if run.tensorboard and loop.folder is not None and loop.processes.is_main_process:
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(loop.folder / "tensorboard"))
+
+    def clock() -> float:
+        return float(loop.iteration) if run.minutes is None else loop.seconds
+
+    next_evaluation, next_checkpoint = clock() + run.evaluate_every, clock() + run.checkpoint_every
+    began_at, began = loop.iteration, time.perf_counter()
+    with progress:
+        mark = time.perf_counter()
+        while loop.share < 1 and not interrupted:
+            info = loop.advance()
+            now = time.perf_counter()
+            loop.seconds, mark = loop.seconds + now - mark, now
+            loop.agree(interrupted)
+            speed = (loop.iteration - began_at) / (now - began)
+            left = (now - began) * (1 - loop.share) / max(loop.share, 1e-9) if loop.share < 1 else 0.0
+            size = loop.state.dynamics
+            progress.show(
+                loop.share,
+                f"{loop.iteration} it, {speed:.2f}/s, MSE {loop.mse:.4f}, s {size.step_size:.4g} (delta "
+                f"{size.delta:.3g}), {loop.divergent} divergent, {left:.0f} s left",
+            )
+            if clock() >= next_evaluation or loop.share >= 1:
+                next_evaluation = clock() + run.evaluate_every
+                begun = time.perf_counter()
+                mse = loop.evaluate(pictures=True)
+                values = {
+                    "mse": mse,
+                    "loss": info.loss,
+                    "step_size": size.step_size,
+                    "curvature": info.curvature if math.isfinite(info.curvature) else None,
+                    "sigma": float(getattr(loop.model, "sigma", math.nan)),
+                    "divergent": loop.divergent,
+                    "latent_std": info.latent_std,
+                    "tuning_share": loop.tuning_seconds / max(loop.seconds, 1e-9),
+                    "updates": loop.updates,
+                    "updates_per_second": (loop.updates - loop.config.updates_in(began_at)) / (now - began),
+                    "evaluation_seconds": time.perf_counter() - begun,
+                }
+                # a method without reconstructions has no error, a likelihood without noise no sigma
+                values = {k: v for k, v in values.items() if not (isinstance(v, float) and math.isnan(v))}
+                loop.note(values)
+                if writer is not None:
+                    for key in ("mse", "loss", "sigma", "divergent"):
+                        if key in values:
+                            writer.add_scalar(key, values[key], loop.iteration)
+                if callback is not None and callback(snapshot(loop)):
+                    interrupted.append("the callback")
+                mark = time.perf_counter()  # evaluation is not training time
+            if clock() >= next_checkpoint:
+                next_checkpoint = clock() + run.checkpoint_every
+                loop.save()
+                mark = time.perf_counter()

@@ -1,0 +1,1 @@
+"""Networks: generators, their frozen form, encoders and flows."""

@@ -1,0 +1,1 @@
+"""One loop that trains every method: settings, schedules, checkpoints, model folders."""

@@ -1,0 +1,334 @@
+"""The training loop: one for every method (paper, Algorithm 1, for ``short-run``)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shortrun.core.langevin import DivergenceWarning
+from shortrun.core.latents import seeded
+from shortrun.core.model import NotPossibleError
+from shortrun.data import Examples, Stream
+from shortrun.files import read_lines
+from shortrun.learners import Batch, Info, learner_class
+from shortrun.learners.short_run import ShortRun
+from shortrun.masks import make_mask
+from shortrun.processes import Processes
+from shortrun.training import checkpoints, schedules
+from shortrun.training.config import Config
+from shortrun.training.model_folder import Description, RunError, name_of, write_model
+
+PATIENCE = 20
+OFFERED_IMAGES = 16  # training images that a method gets before evaluations; it may use fewer
+MAX_RECOVERIES = 5
+
+
+def prepare_folder(folder: Path, resume: bool) -> None:
+    """Refuse to start into a folder that holds a run, or to resume where there is none."""
+    if resume:
+        if not (folder / "config.yaml").is_file():
+            raise RunError(f"{folder} is not a run folder: it has no config.yaml")
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError(f"{folder} is not empty. Continue it with `shortrun resume {folder}`, or name another folder")
+
+
+class Loop:
+    """A run: its state, one iteration of it, its evaluation and its checkpoints.
+
+    Args:
+        config: the settings.
+        model: of the method of the settings.
+        examples: to learn from.
+        validation: held-out examples; if there are none, the model is evaluated on training examples.
+        folder: where everything is written; None writes nothing.
+        resume: go on from the last checkpoint of the folder.
+        own_decoder: name of a decoder that is not part of this package.
+        processes: those that share the work.
+        log: takes messages to the user.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        model: Any,
+        examples: Examples,
+        validation: Examples | None = None,
+        *,
+        folder: Path | None = None,
+        resume: bool = False,
+        own_decoder: str | None = None,
+        processes: Processes | None = None,
+        log: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.config, self.run, self.folder, self.log = config, config.run, folder, log
+        self.processes = Processes() if processes is None else processes
+        self.examples, self.validation, self.own_decoder = examples, validation, own_decoder
+        self.model = _placed(model, self.processes.device)
+        self._check_model()
+        kind = learner_class(config.method)
+        options: dict[str, Any] = {"warm_up": self.run.warm_up} if issubclass(kind, ShortRun) else {}
+        self.learner = kind(
+            self.model, learning_rate=self.run.learning_rates[0], betas=self.run.betas, settings=config.settings,
+            processes=self.processes, compiled=config.compiles, log=log, **options,
+        )  # fmt: skip
+        self.state = self.learner.init(self.run.seed, examples)
+        self.sources = {
+            name: torch.Generator().manual_seed(1000 * self.run.seed + i)
+            for i, name in ((0, "order"), (3, "masks"), (4, "evaluation"))
+        } | {"chains": self.state.rng, "tuning": self.state.tuning_rng}
+        self.seconds, self.recoveries, self.patience, self.divergent = 0.0, 0, 0, 0
+        self.mse = math.nan
+        self.tuning_seconds, self.rate_factor = 0.0, 1.0
+        self.history: list[dict[str, Any]] = []
+        """The lines of metrics.jsonl: evaluations, and events such as tunings."""
+        self._checkpoint: checkpoints.Checkpoint | None = None
+        if resume:
+            assert folder is not None
+            self.history = read_lines(folder / "metrics.jsonl")
+            self._restore()
+
+    def _check_model(self) -> None:
+        if not hasattr(self.model, "sample"):
+            return
+        made = tuple(self.model.sample(2, torch.Generator().manual_seed(0)).shape[1:])
+        if made != self.examples.shape:
+            raise RunError(
+                f"the generator makes examples of shape {made} but those of {self.examples.name} have "
+                f"{self.examples.shape} (images: colours, height, width)"
+            )
+
+    # -- checkpoints ----------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Take a checkpoint: into the folder, or into memory if there is none."""
+        if self.folder is not None and not self.processes.is_main_process:
+            return
+        state = {
+            "learner": self.state.as_dict(),
+            "seconds": self.seconds,
+            "mse": self.mse,
+            "recoveries": self.recoveries,
+            "tuning_seconds": self.tuning_seconds,
+            "rate_factor": self.rate_factor,
+            "patience": self.patience,
+            "iteration": self.iteration,
+        }
+        taken = checkpoints.take(self.model, self.state.optimiser, self.sources, self.state.memory, state)
+        if self.folder is None:
+            self._checkpoint = taken
+        else:
+            checkpoints.write(self.folder / "checkpoints", taken)
+            write_model(self.folder / "model", self.model, self.description())
+
+    def description(self) -> Description:
+        """What is needed to use the model as it is."""
+        model, sigma = self.model, getattr(self.model, "sigma", None)
+        likelihood = type(model).__name__ if self.config.method in ("short-run", "abp") else "GaussianModel"
+        return Description(
+            self.config.method, self.config.network, self.examples.shape, self.learner.dynamics_of_use(self.state),
+            self.state.widths, self.own_decoder, likelihood, tuple(getattr(model, "latent_shapes", ())),
+            None if sigma is None else float(sigma), getattr(model, "classes", None), self.info(),
+        )  # fmt: skip
+
+    def info(self) -> dict[str, Any]:
+        """About the training so far."""
+        return {
+            **{key: value for key, value in asdict(self.config.data).items() if key != "data_root"},
+            "train_checksum": self.examples.checksum,
+            "iterations": self.iteration,
+            "updates": self.updates,
+            "seconds": round(self.seconds, 1),
+            "share": round(min(self.share, 1.0), 4),
+            "mse": None if math.isnan(self.mse) else self.mse,
+            "held_out": self.validation is not None,
+            "seed": self.run.seed,
+            "processes": self.processes.num_processes,
+        }
+
+    def _restore(self) -> None:
+        taken = self._checkpoint if self.folder is None else checkpoints.read(self.folder / "checkpoints")
+        assert taken is not None
+        memory = checkpoints.put_back(taken, self.model, self.state.optimiser, self.sources)
+        state = taken.state
+        self.state = self.state.restored(state["learner"] | {"iterations": state["iteration"]}, memory)
+        self.seconds = state["seconds"]
+        self.mse, self.recoveries = state["mse"], max(self.recoveries, state["recoveries"])
+        self.tuning_seconds, self.rate_factor = state["tuning_seconds"], state["rate_factor"]
+        self.patience = state["patience"]
+
+    def recover(self, reason: str) -> None:
+        """Back to the last good checkpoint, with half the learning rate."""
+        self.recoveries += 1
+        if self.recoveries > MAX_RECOVERIES:
+            raise RunError(f"{reason}; gave up after {MAX_RECOVERIES} returns to the last good checkpoint")
+        recoveries, factor = self.recoveries, self.rate_factor
+        self._restore()
+        self.recoveries, self.rate_factor, self.patience = recoveries, factor / 2, 0
+        self.log(
+            f"{reason}: went back to iteration {self.iteration}, and halved the learning rate "
+            f"({self.recoveries} of at most {MAX_RECOVERIES} returns)"
+        )
+        self.note({"event": "recovered", "reason": reason})
+
+    def note(self, values: dict[str, Any]) -> None:
+        """A line of the history."""
+        line = {"iteration": self.iteration, "seconds": round(self.seconds, 3), **values}
+        self.history.append(line)
+        if self.folder is not None and self.processes.is_main_process:
+            with (self.folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def agree(self, interrupted: list[str]) -> None:
+        """All processes follow the clock of the first one, and stop together."""
+        if self.processes.num_processes > 1:
+            main = float(self.processes.is_main_process)
+            values = torch.tensor([main * self.seconds, float(bool(interrupted))], device=self.processes.device)
+            self.seconds, stops = self.processes.total(values).tolist()
+            if stops and not interrupted:
+                interrupted.append("another process")
+
+    # -- one iteration --------------------------------------------------------------------------------
+
+    @property
+    def iteration(self) -> int:
+        return self.state.iteration
+
+    @property
+    def share(self) -> float:
+        """How much of the budget is used, from 0 to 1."""
+        done = [0.0]
+        if self.run.iterations is not None:
+            done.append(self.iteration / self.run.iterations)
+        if self.run.minutes is not None:
+            done.append(self.seconds / (60 * self.run.minutes))
+        return max(done)
+
+    @property
+    def updates(self) -> int:
+        """How often the generator was updated."""
+        return self.config.updates_in(self.iteration)
+
+    def next_batch(self) -> Batch:
+        """The examples of this iteration: drawn from all, or the next ones of an epoch."""
+        count = self.run.batch
+        if isinstance(self.examples, Stream) or self.run.order == "random":
+            return self.draw(count, "order")
+        # Positions follow from the iteration alone, so that resuming needs nothing more than the seed.
+        total, first = len(self.examples), self.iteration * count
+        places = torch.arange(first, first + count)
+        orders = {
+            epoch: torch.randperm(total, generator=torch.Generator().manual_seed((self.run.seed << 32) + epoch))
+            for epoch in set((places // total).tolist())
+        }
+        return self.at(torch.stack([orders[place // total][place % total] for place in places.tolist()]))
+
+    def draw(self, count: int, source: str) -> Batch:
+        """Random training examples; a DataLoader gives its next batch when learning asks, and what it likes else."""
+        if isinstance(self.examples, Stream):
+            x = self.examples.next_batch()
+            return self.masked(x if source == "order" else x[:count], None)
+        return self.at(torch.randint(len(self.examples), (count,), generator=self.sources[source]))
+
+    def at(self, indices: Tensor) -> Batch:
+        return self.masked(self.examples.batch(indices), indices)
+
+    def masked(self, x: Tensor, indices: Tensor | None) -> Batch:
+        mask = None if self.run.mask is None else make_mask(self.run.mask, x, self.sources["masks"])
+        return Batch(x, mask, indices)
+
+    def advance(self) -> Info:
+        """One iteration: tune if it is time, then learn from the next batch."""
+        moment = schedules.moment(self.run, self.iteration, self.share, self.rate_factor)
+        if hasattr(self.model, "sigma"):
+            self.model.sigma.fill_(schedules.sigma(self.run, self.share))
+        if self.learner.tuning_is_due(self.state):
+            begun = time.perf_counter()
+            self.state = self.learner.tune(self.state, self.draw(self.config.settings.tune_images, "tuning"))
+            self.tuning_seconds += time.perf_counter() - begun
+            event = "tuning failed" if self.state.tuning is None else "tuned"
+            self.note({"event": event, "step_size": self.state.dynamics.step_size, **(self.state.tuning or {})})
+        batch = self.next_batch()
+        self.state, info = self.learner.update(self.state, batch, moment)
+        self.divergent += info.divergent
+        self.patience = self.patience + 1 if info.divergent > len(batch.x) / 2 else 0  # never, if tuned
+        if not info.finite:
+            self.recover("the loss is not finite")
+        elif self.patience > PATIENCE:
+            self.recover(f"more than half of the chains diverged in {PATIENCE} iterations")
+        return info
+
+    # -- evaluation -----------------------------------------------------------------------------------
+
+    def held_out(self) -> Tensor:
+        """The examples that the model is evaluated on; those of training, if there are no others."""
+        if self.validation is None and isinstance(self.examples, Stream):
+            return self.examples.next_batch()[: self.run.evaluate_images]
+        seen = self.examples if self.validation is None else self.validation
+        count = min(self.run.evaluate_images, len(seen))
+        world = self.processes.num_processes
+        return seen.batch(torch.arange(max(count // world, 1) * world) % len(seen))
+
+    def evaluate(self, pictures: bool = False) -> float:
+        """MSE of held-out reconstructions per pixel, by the method's own inference.
+
+        The images are shared between the processes; each has random numbers of its own.
+        """
+        offered = self.draw(OFFERED_IMAGES, "evaluation")
+        self.state = self.learner.ready(self.state, offered, self.sources["evaluation"])
+        if not hasattr(self.model, "decode"):
+            return self.mse
+        x = self.held_out().to(self.processes.device)
+        rngs = seeded(torch.Generator().manual_seed(self.run.seed), len(x))
+        own = self.processes.own
+        images: Tensor | None = None
+        with contextlib.suppress(NotPossibleError), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DivergenceWarning)  # the number of divergent chains is in the log
+            images = self.processes.gather(self.learner.reconstruct(self.state, own(x), own(rngs)))
+        if images is not None:
+            self._judge(x, images)
+        if pictures and self.folder is not None and self.processes.is_main_process and len(self.examples.shape) == 3:
+            self._draw_pictures(self.folder / "pictures", x, images)
+        return self.mse
+
+    def _judge(self, x: Tensor, images: Tensor) -> None:
+        """Take the error, and notice a run that has collapsed or learns nothing."""
+        self.mse = float((images - x).square().mean())
+        if len(x) > 1 and float(images.std(0).mean()) < 1e-3 and float(images.abs().mean()) > 0.99:
+            self.recover("the generator collapsed: all reconstructions are the same saturated image")
+        guess = float((self.examples.mean.to(x) - x).square().mean())
+        if self.iteration > self.run.warm_up and not self.mse < guess:
+            self.log(
+                f"held-out MSE {self.mse:.4f} is no better than the {guess:.4f} of the mean training image. If "
+                "that lasts, try lower --learning-rates, a longer --warm-up, or a shorter --step-size"
+            )
+
+    def _draw_pictures(self, folder: Path, x: Tensor, images: Tensor | None) -> None:
+        from shortrun.pictures import save_grid
+
+        samples = self.model.sample(30, torch.Generator().manual_seed(self.run.seed), self.state.widths)
+        folder.mkdir(exist_ok=True)
+        rows = [] if images is None else [("held out", x[:10]), ("reconstruction", images[:10])]
+        rows += [("sample" if i == 0 else "", samples[10 * i : 10 * i + 10]) for i in range(3)]
+        title = f"iteration {self.iteration}" + ("" if images is None else f", held-out MSE {self.mse:.4f}")
+        save_grid(folder / f"{self.iteration:08d}.png", rows, title)
+
+
+def _placed(model: Any, device: torch.device) -> Any:
+    """On its device; maps channels-last, where there are any, because convolutions are faster on these."""
+    ranks = {p.ndim for p in model.parameters()}
+    if 4 in ranks and 5 not in ranks:
+        return model.to(device=device, memory_format=torch.channels_last)
+    return model.to(device)
+
+
+__all__ = ["Loop", "RunError", "name_of", "prepare_folder"]

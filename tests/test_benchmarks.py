@@ -1,0 +1,43 @@
+"""Every script of benchmarks/ runs from end to end, at tiny size."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+TINY = {
+    "equal_images": ["--preset", "smoke", "--data", "mnist", "--layers", "1", "--variants", "short-run", "ladder-vae"],
+    "half_digit_bound": ["--data", "embedded", "--images", "60", "--width", "8", "--epochs", "1"],
+    "time_to_quality": ["--preset", "smoke", "--data", "embedded", "--minutes", "0.01", "--samples", "0",
+                        "--evaluations", "2"],
+    "tuned_against_fixed": ["--preset", "smoke", "--data", "embedded", "--minutes", "0.01", "--seeds", "0",
+                            "--learn-last", "1"],
+    "tuning_choice": ["--preset", "smoke", "--data", "embedded", "--minutes", "0.02", "--latents", "2", "3",
+                      "--channels", "4", "--reference-images", "1", "--reference-chains", "2", "--repeats", "1"],
+}  # fmt: skip
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_script_is_tried():
+    assert {path.stem for path in FOLDER.glob("*.py")} == set(TINY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY)
+def test_a_script_runs(tmp_path, capsys, name):
+    words = TINY[name]
+    path = tmp_path / "figures.json"
+    if name != "half_digit_bound":  # which only prints
+        words = [*words, "--json", str(path)]
+    script(name).main(words)
+    assert capsys.readouterr().out
+    if path.is_file():
+        assert json.loads(path.read_text())
