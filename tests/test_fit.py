@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import shortrun as sr
 from shortrun import data, hub
 from shortrun.nets.build import ModelError
+from shortrun.progress import Progress
 from shortrun.training.loop import RunError
 
 
@@ -433,3 +434,29 @@ def test_a_folder_that_names_code_runs_none_of_it(digits, tmp_path):
             assert not (tmp_path / "trace").exists()
     finally:
         sys.path.remove(str(trap))
+
+
+# --- progress ---------------------------------------------------------------------------------------
+
+
+def test_progress_is_shown_in_a_terminal_and_not_when_quiet(capsys):
+    sr.fit(own_model(), pictures(), **QUICK)
+    assert capsys.readouterr() == ("", "")
+    sr.fit(own_model(), pictures(), **QUICK | {"quiet": False})
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "60 examples of 1x6x6" in shown.err
+    assert "training" in shown.err
+
+
+def test_progress_in_a_notebook_without_widgets_is_one_line_that_changes():
+    shown = []
+
+    class Line:
+        def update(self, bundle, raw):
+            shown.append(bundle["text/plain"])
+
+    with Progress(display=lambda bundle, raw, display_id: Line()) as progress:
+        for share in (0.1, 0.2, 1.0):
+            progress.show(share, "fine")
+    assert shown == ["training 10 %: fine", "training 100 %: fine"]

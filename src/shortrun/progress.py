@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import time
+from collections.abc import Callable
 from typing import Any
 
 
 class Progress:
     """Shows how much of the work is done, with one line about its state; messages appear above it.
 
-    In a notebook without ipywidgets it is a line of text that is replaced.
+    Args:
+        quiet: show nothing.
+        display: IPython's, for a line of text that is replaced; by default where a notebook has no ipywidgets, which
+            the bar would need.
     """
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, display: Callable[..., Any] | None = None) -> None:
         from rich.console import Console
 
         self.console = Console(stderr=True, quiet=quiet)
+        if display is None and self.console.is_jupyter and importlib.util.find_spec("ipywidgets") is None:
+            display = importlib.import_module("IPython.display").display
+        self._display = None if quiet else display
         self._bar: Any = None
         self._task: Any = None
-        self._cell: Any = None
-        self._shown = 0.0
-        self._plain = self.console.is_jupyter and importlib.util.find_spec("ipywidgets") is None
+        self._line: Any = None
+        self._shown = -1.0
 
     def log(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False)
@@ -30,29 +37,23 @@ class Progress:
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
 
-        if self._plain and not self.console.quiet:
-            from IPython.display import display
-
-            self._cell = display({"text/plain": "training"}, raw=True, display_id=True)
+        if self._display is not None:
+            self._line = self._display({"text/plain": "training"}, raw=True, display_id=True)
             return self
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[status]}"),
-        )
+        status = TextColumn("{task.fields[status]}")
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), status)
         self._bar = Bar(*columns, console=self.console, transient=False, disable=self.console.quiet)
         self._bar.__enter__()
         self._task = self._bar.add_task("training", total=1.0, status="")
         return self
 
     def show(self, share: float, status: str) -> None:
-        if self._cell is not None:
-            if time.monotonic() - self._shown > 0.5 or share >= 1:
-                self._shown = time.monotonic()
-                self._cell.update({"text/plain": f"training {100 * min(share, 1):.0f} %: {status}"}, raw=True)
-        elif self._bar is not None:
+        """``share`` of the work is done."""
+        if self._line is None:
             self._bar.update(self._task, completed=share, status=status)
+        elif time.monotonic() - self._shown > 0.5 or share >= 1:
+            self._shown = time.monotonic()
+            self._line.update({"text/plain": f"training {100 * min(share, 1):.0f} %: {status}"}, raw=True)
 
     def __exit__(self, *details: Any) -> None:
         if self._bar is not None:
