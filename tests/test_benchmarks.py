@@ -18,6 +18,8 @@ TINY = {
                       "--channels", "4", "--reference-images", "1", "--reference-chains", "2", "--repeats", "1"],
 }  # fmt: skip
 
+SLOW = ("equal_images", "time_to_quality", "tuning_choice")
+
 
 def script(name):
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
@@ -27,11 +29,10 @@ def script(name):
 
 
 def test_every_script_is_tried():
-    assert {path.stem for path in FOLDER.glob("*.py")} == set(TINY)
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*TINY, "inference"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in TINY])
 def test_a_script_runs(tmp_path, capsys, name):
     words = TINY[name]
     path = tmp_path / "figures.json"
@@ -41,3 +42,15 @@ def test_a_script_runs(tmp_path, capsys, name):
     assert capsys.readouterr().out
     if path.is_file():
         assert json.loads(path.read_text())
+
+
+def test_the_parts_of_the_inference_script_run(capsys):
+    """All of it takes minutes, because the recipe that it compares with is slow."""
+    inference = script("inference")
+    for kind in ("exact", "infer", "rows"):
+        inference.measure_memory(kind, 3)
+    assert all(float(word) >= 0 for word in capsys.readouterr().out.split())
+    model, x = inference.build([4, 6], 4, 7, 1)
+    assert inference.row_by_row(model, x[:2]).shape == (2,)
+    assert inference.row_by_row_seconds(model, x[:1], 1) > 0
+    assert [layer.shape[1] for layer in inference.bare_loop(model, x[:2])] == [4, 6]

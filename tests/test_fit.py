@@ -156,6 +156,44 @@ def test_bad_settings_are_named(options, message):
         sr.fit(own_model(), pictures(), quiet=True, **options)
 
 
+def test_few_steps_need_no_other_settings():
+    trained = sr.fit(own_model(), pictures(), iterations=2, steps=5, quiet=True)
+    assert (trained.dynamics.steps, trained.dynamics.profile[-1]) == (5, 0.5)
+    assert sr.fit(own_model(), pictures(), iterations=2, steps=1, quiet=True).dynamics.profile == ()
+
+
+def test_the_first_step_fits_the_noise():
+    def first(sigma):
+        model = own_model()
+        model.sigma.fill_(sigma)
+        return sr.fit(model, pictures(), iterations=1, steps=4, quiet=True).dynamics.step_size
+
+    assert [first(sigma) for sigma in (0.3, 0.15, 5.0)] == pytest.approx([0.007, 0.007 / 4, 0.1])
+
+
+@pytest.mark.parametrize("method", ["short-run", "abp", "vae"])
+def test_double_precision(method):
+    model = own_model().double()
+    trained = sr.fit(model, pictures().double(), method=method, iterations=3, quiet=True)
+    assert {value.dtype for value in trained.state_dict().values()} == {torch.float64}
+    assert trained.reconstruct(pictures()[:3]).dtype == torch.float64
+
+
+def test_what_a_method_cannot_do_with_a_decoder_is_a_sentence():
+    flat, square = nn.Linear(6, 6), sr.GaussianModel(Decoder(), latent_shapes=[(2, 3)])
+    for model, options, message in (
+        (square, {"method": "glo"}, "codes of glo are vectors"),
+        (own_model(), {"method": "glo"}, "one layer of latents"),
+        (own_model(), {"method": "ladder-vae"}, "top-down generator"),
+        (own_model(), {"method": "glow"}, "takes no decoder"),
+        (sr.GaussianModel(lambda z: flat(z[0]), [(6,)]), {"method": "vae"}, "decoder that is an nn.Module"),
+        (sr.BernoulliModel(Decoder(), [(2,), (3,)]), {"method": "vae"}, "BernoulliModel was given"),
+        (sr.BernoulliModel(Decoder(), [(2,), (3,)]), {"loss": "sum-of-squares"}, "has no sigma"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sr.fit(model, (pictures() > 0).float(), iterations=1, quiet=True, **options)
+
+
 # --- runs -------------------------------------------------------------------------------------------
 
 

@@ -80,6 +80,7 @@ def test_glow_inverts_and_its_determinant_is_that_of_autograd(additive, publishe
     z, log_det = model.flow.inverse_and_log_det(x)
     noise = tuple((part - b.loc) / b.log_scale.exp() for part, b in zip(z, model.flow.q0, strict=True))
     torch.testing.assert_close(model.decode(noise), x)
+    torch.testing.assert_close(model.flow.forward_and_log_det(z)[1], -log_det)
 
     def flat(one):
         return torch.cat([part.flatten() for part in model.flow.inverse_and_log_det(one.view(1, 1, 4, 4))[0]])
@@ -191,13 +192,23 @@ def test_glow_frames_images_that_do_not_divide_and_refuses_masks():
 # --- without the libraries ---------------------------------------------------------------------------
 
 
+class Absent:
+    """Finds no module of a library, as if it were not installed."""
+
+    def __init__(self, library):
+        self.library = library
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == self.library:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
 @pytest.mark.parametrize(("method", "library", "module"), [("vae-iaf", "zuko", "iaf"), ("glow", "normflows", "glow")])
 def test_without_its_library_a_flow_names_the_extra_to_install(monkeypatch, method, library, module):
-    for name in [each for each in sys.modules if each.partition(".")[0] == library]:
+    ours = (f"shortrun.nets.{module}", f"shortrun.learners.{method.replace('-', '_')}")
+    for name in [each for each in sys.modules if each.partition(".")[0] == library or each in ours]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.delitem(sys.modules, f"shortrun.nets.{module}", raising=False)
-    monkeypatch.delitem(sys.modules, f"shortrun.learners.{method.replace('-', '_')}", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Absent(library), *sys.meta_path])
     with pytest.raises(ModelError, match=rf"^{method} needs {library}: pip install 'shortrun\[flows\]'$"):
         learner_class(method)
     with pytest.raises(ModelError, match=r"shortrun\[flows\]"):

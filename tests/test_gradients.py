@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from shortrun import GaussianModel, Langevin, fit, infer
+from shortrun.core.langevin import gradient
 from shortrun.core.latents import dimensions
 from shortrun.core.target import Target
-from shortrun.learners.gradients import Evaluator, Joint, checked, distance, learn, move
+from shortrun.learners.gradients import Evaluator, Joint, checked, distance, learning_point
 from shortrun.nets.build import GeneratorNetwork, build_model
 from shortrun.nets.generators import TopDownGenerator
 from shortrun.training.presets import preset
@@ -55,8 +56,9 @@ def test_a_frozen_generator_is_the_same_function(name, channels_last):
     frozen = model.frozen()
     with torch.no_grad():
         torch.testing.assert_close(frozen.decoder(z), frozen.arrange(model.decoder(z)), rtol=0, atol=1e-13)
-    plain = move(Joint(model, contextlib.nullcontext), z, x, None)
-    fast = move(Joint(frozen, contextlib.nullcontext), z, frozen.arrange(x), None)
+    joint, frozen_joint = Joint(model, contextlib.nullcontext), Joint(frozen, contextlib.nullcontext)
+    plain = gradient(lambda leaves: joint(leaves, x, None), z)
+    fast = gradient(lambda leaves: frozen_joint(leaves, frozen.arrange(x), None), z)
     assert distance(fast, plain) < 1e-6  # the log joint is reported in float32
     assert distance(fast.drift, plain.drift) < 1e-12
 
@@ -117,11 +119,11 @@ def test_unused_chains_do_not_touch_the_parameters():
     used = torch.tensor([True, False, True, True])
     points = evaluator(model, compiled=False)
     points.begin(x, None)
-    some = points.learn(z, used)
+    some = points.learning_point(z, used)
     joint = Joint(model, contextlib.nullcontext)
-    alone = learn(joint, points.parameters, tuple(layer[used] for layer in z), x[used], None)
+    alone = learning_point(joint, points.parameters, tuple(layer[used] for layer in z), x[used], None)
     assert distance(some.gradients, alone.gradients) < 1e-6
-    assert distance(some.drift, points.move(z).drift) < 1e-10
+    assert distance(some.drift, points.point(z).drift) < 1e-10
 
 
 @pytest.mark.slow
@@ -138,8 +140,8 @@ def test_compiled_gradients_agree_with_autograd():
         z = model.sample_prior(6, torch.Generator().manual_seed(seed))
         for points in (plain, fast):
             points.begin(x, mask)
-        assert distance(fast.move(z), plain.move(z)) < 1e-5
-        assert distance(fast.learn(z, everything), plain.learn(z, everything)) < 1e-5
+        assert distance(fast.point(z), plain.point(z)) < 1e-5
+        assert distance(fast.learning_point(z, everything), plain.learning_point(z, everything)) < 1e-5
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))  # compiled code has to see new parameters

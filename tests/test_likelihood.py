@@ -15,7 +15,6 @@ from shortrun.studies import compare
 from shortrun.training.model_folder import Description
 
 
-@pytest.mark.slow
 def test_annealed_importance_sampling_finds_the_exact_likelihood():
     decoder, x, rng = linear_problem((3, 4))
     model = sr.GaussianModel(decoder, decoder.latent_shapes, 0.3)

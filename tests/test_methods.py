@@ -313,7 +313,6 @@ def test_glo_codes_start_at_the_principal_components_of_all_images(count, side):
     torch.testing.assert_close(codes.double() * sign, expected, atol=2e-3, rtol=0)
 
 
-@pytest.mark.slow
 def test_glo_learns_and_resumes_by_plain_gradient_descent(tmp_path):
     config = preset("smoke", "embedded", "glo").changed(
         optimiser="sgd", learning_rates=(0.5,), iterations=4, checkpoint_every=2, evaluate_every=4, evaluate_images=2,

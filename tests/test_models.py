@@ -237,7 +237,7 @@ def structured(model, n, *shape):
 
 
 def mean_log_density(model, x):
-    return float(annealed_importance(model, x, torch.Generator().manual_seed(0), stages=40).mean())
+    return float(annealed_importance(model, x, torch.Generator().manual_seed(0), stages=20).mean())
 
 
 @pytest.mark.parametrize("build", [bernoulli, categorical])
@@ -277,7 +277,6 @@ def test_fit_refuses_data_that_the_likelihood_does_not_take():
         sr.fit(bernoulli(3), torch.ones(20, 3), method="vae", iterations=1, quiet=True)
 
 
-@pytest.mark.xfail(strict=True, reason="the training loop takes any constant reconstruction beyond 0.99 for a collapse")
 def test_classes_that_are_nearly_all_the_same_are_no_collapse():
     """Reconstructions are then one class everywhere, and rightly so."""
     rng = torch.Generator().manual_seed(0)

@@ -444,6 +444,15 @@ def test_the_committed_report_is_that_of_the_committed_numbers(tmp_path):
     assert f"{count} of the paper's conclusions" in " ".join((committed.parents[1] / "README.md").read_text().split())
 
 
+def test_the_committed_results_need_nothing_more(tmp_path):
+    out = tmp_path / "cpu"
+    shutil.copytree(Path(__file__).parents[1] / "results" / "cpu", out)
+    jobs = torch.get_num_threads()  # they were measured with one thread per job
+    here = Place(out, tmp_path / "none", "cpu", pub.SCALES["cpu"], jobs=jobs, originals=False)
+    assert all(here.is_measured(cell.training) for cell in here.cells)
+    assert quietly("all", here, do_model=refuse, do_figure=refuse) == []
+
+
 def test_factors_are_independent_and_cover_their_range():
     factors = draw_factors(4000, torch.Generator().manual_seed(0))
     assert sorted(set(factors.digit.tolist())) == list(range(10))

@@ -17,6 +17,7 @@ from torch import nn
 
 from shortrun.data import as_examples
 from shortrun.learners import Method, learner_class
+from shortrun.learners.adapt import Rules
 from shortrun.processes import processes
 from shortrun.progress import Progress
 from shortrun.trained import Trained
@@ -148,7 +149,19 @@ def _config(
         config = config.changed(network={"kind": name, "latent_sizes": sizes or config.network.latent_sizes})
         if hasattr(model, "sigma") and "sigma" not in settings:  # its own noise, which stays as it is
             config = config.changed(sigma=(float(model.sigma),) * 2)
+        if hasattr(config.settings, "cool_down") and "step_size" not in settings:
+            config = config.changed(step_size=first_step(model))
     return config.changed(**_budget(minutes, iterations)).changed(**settings)
+
+
+def first_step(model: Any) -> float:
+    """A step size to start with: 0.007 for observation noise of 0.3, and in proportion to the variance of the noise.
+
+    The curvature of the log joint is that of the likelihood, which is inverse to that variance; without such noise, the
+    longest step that training takes by itself. Tuning takes over from there.
+    """
+    sigma = float(getattr(model, "sigma", math.inf))
+    return min(0.007 * (sigma / 0.3) ** 2, Rules().longest)
 
 
 def _budget(minutes: float | None, iterations: int | None) -> dict[str, Any]:

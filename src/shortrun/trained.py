@@ -298,7 +298,8 @@ class Trained(nn.Module):
         * ``annealed``: annealed importance sampling in so many stages, for all that have latents; for chains and codes
           it is the likelihood. It, too, is a lower bound in expectation, which more stages make tighter.
 
-        Nats per example, for images the density in [-1, 1], and bits per dimension of 8-bit images.
+        Nats per example, for images the density in [-1, 1], and bits per dimension: of 8-bit images, or of what is
+        discrete itself.
         """
         from shortrun.metrics.likelihood import annealed_importance, bits_per_dimension, importance_weighted
 
@@ -306,8 +307,10 @@ class Trained(nn.Module):
         found: dict[str, Any] = {"likelihood_images": len(x)}
 
         def note(name: str, values: Tensor) -> None:
-            values = values.double()
-            for key, each in ((name, values), (f"{name}_bits", bits_per_dimension(values, x[0].numel()))):
+            values, count = values.double(), x[0].numel()
+            density = hasattr(self.model, "sigma")  # else a probability, of what is discrete itself
+            bits = bits_per_dimension(values, count) if density else -values / count / math.log(2)
+            for key, each in ((name, values), (f"{name}_bits", bits)):
                 found[key] = float(each.mean())
                 if len(x) > 1:
                     found[f"{key}_error"] = float(each.std() / math.sqrt(len(x)))

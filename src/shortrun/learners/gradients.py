@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from shortrun.core.langevin import Point
+from shortrun.core.langevin import Point, gradient
 from shortrun.core.latents import Latents, freeze_if_it_pays
 
 Autocast = Callable[[], AbstractContextManager[Any]]
@@ -37,14 +37,7 @@ class Joint(nn.Module):
 # --- by autograd --------------------------------------------------------------------------------------
 
 
-def move(joint: Joint, z: Latents, x: Tensor, mask: Tensor | None) -> Point:
-    """Differentiate the latents alone."""
-    leaves = tuple(layer.detach().requires_grad_() for layer in z)
-    value = joint(leaves, x, mask)
-    return Point(value.detach(), torch.autograd.grad(value.sum(), leaves), ())
-
-
-def learn(
+def learning_point(
     joint: Joint, parameters: Sequence[Tensor], z: Latents, x: Tensor, mask: Tensor | None, used: Tensor | None = None
 ) -> Point:
     """Differentiate latents and parameters, the latter for the chains that are ``used``."""
@@ -64,8 +57,8 @@ def _options(device: torch.device) -> dict[str, Any]:
     return {"dynamic": False, **({"mode": "reduce-overhead"} if device.type == "cuda" else {})}  # CUDA graphs
 
 
-def compile_move(joint: Joint, device: torch.device) -> Callable[[Latents, Tensor, Tensor | None], Point]:
-    """:func:`move` as one function without a graph of autograd in between."""
+def compile_point(joint: Joint, device: torch.device) -> Callable[[Latents, Tensor, Tensor | None], Point]:
+    """:func:`shortrun.core.langevin.gradient` as one function without a graph of autograd in between."""
 
     def loss(z: Latents, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         value = joint(z, x, mask)
@@ -81,10 +74,10 @@ def compile_move(joint: Joint, device: torch.device) -> Callable[[Latents, Tenso
     return evaluate
 
 
-def compile_learn(
+def compile_learning_point(
     joint: Joint, parameters: Sequence[Tensor], device: torch.device
 ) -> Callable[[Latents, Tensor, Tensor | None], Point]:
-    """:func:`learn` as one function, for batches in which all chains are used."""
+    """:func:`learning_point` as one function, for batches in which all chains are used."""
     places = {id(p): i for i, p in enumerate(parameters)}
     values = {name: p.detach() for name, p in joint.named_parameters() if id(p) in places}  # they share memory
     order = [places[id(p)] for p in joint.parameters() if id(p) in places]
@@ -166,7 +159,7 @@ class Evaluator:
         model: a module with the methods of :class:`shortrun.core.latents.LatentModel`.
         parameters: what is learned.
         autocast: context of the mixed precision; latents and log joint stay in float32.
-        moves: examples times calls of :meth:`move` between two changes of the parameters.
+        moves: examples times calls of :meth:`point` between two changes of the parameters.
         dimension: number of latents of an example.
         compiled: whether to compile.
         tolerance: how far compiled gradients may be from plain ones.
@@ -190,17 +183,18 @@ class Evaluator:
         still = self.joint if self.frozen is None else Joint(self.frozen, autocast)
         device = parameters[0].device
 
-        def plain_move(z: Latents, x: Tensor, mask: Tensor | None) -> Point:
-            return move(still, z, x, mask)
+        def plain(z: Latents, x: Tensor, mask: Tensor | None) -> Point:
+            return gradient(lambda leaves: still(leaves, x, mask), z)
 
-        def plain_learn(z: Latents, x: Tensor, mask: Tensor | None) -> Point:
-            return learn(self.joint, parameters, z, x, mask)
+        def plain_learning(z: Latents, x: Tensor, mask: Tensor | None) -> Point:
+            return learning_point(self.joint, parameters, z, x, mask)
 
-        self._move, self._learn = plain_move, plain_learn
+        self._point, self._learning_point = plain, plain_learning
         if compiled:
-            fast_move, fast_learn = compile_move(still, device), compile_learn(self.joint, parameters, device)
-            self._move = checked("Langevin step", fast_move, plain_move, tolerance, log)
-            self._learn = checked("learning step", fast_learn, plain_learn, tolerance, log)
+            fast = compile_point(still, device)
+            fast_learning = compile_learning_point(self.joint, parameters, device)
+            self._point = checked("Langevin step", fast, plain, tolerance, log)
+            self._learning_point = checked("learning step", fast_learning, plain_learning, tolerance, log)
 
     def begin(self, x: Tensor, mask: Tensor | None) -> None:
         """New chains for these images, at the parameters as they are now."""
@@ -211,10 +205,12 @@ class Evaluator:
             self.still_x = self.frozen.arrange(x)
             self.still_mask = None if mask is None else self.frozen.arrange(mask.expand_as(x))
 
-    def move(self, z: Latents) -> Point:
-        return self._move(z, self.still_x, self.still_mask)
+    def point(self, z: Latents) -> Point:
+        """Log joint and drift, at the parameters of :meth:`begin`."""
+        return self._point(z, self.still_x, self.still_mask)
 
-    def learn(self, z: Latents, used: Tensor) -> Point:
+    def learning_point(self, z: Latents, used: Tensor) -> Point:
+        """Also the gradients of the parameters, for the chains that are ``used``, at the parameters as they are."""
         if bool(used.all()):
-            return self._learn(z, self.x, self.mask)
-        return learn(self.joint, self.parameters, z, self.x, self.mask, used)
+            return self._learning_point(z, self.x, self.mask)
+        return learning_point(self.joint, self.parameters, z, self.x, self.mask, used)

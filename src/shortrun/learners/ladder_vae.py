@@ -32,4 +32,5 @@ class LadderVAE(VAE):
                 f"coordinates; {type(decoder).__name__} was given"
             )
         decoder_of(model, "ladder-vae")
-        return LadderAutoencoder(decoder, shape, network.encoder_channels, float(model.sigma), network.batch_norm)
+        built = LadderAutoencoder(decoder, shape, network.encoder_channels, float(model.sigma), network.batch_norm)
+        return built.to(model.reference)

@@ -42,8 +42,9 @@ class ShortRunSettings:
     """K, the number of Langevin steps."""
     step_size: float = 0.007
     """s at the start (drift s * gradient, noise sqrt(2 s))."""
-    cool_down: int = 6
-    """Number of final steps that become shorter, evenly towards zero: less noise is left in the latents."""
+    cool_down: int | None = None
+    """Number of final steps that become shorter, evenly towards zero: less noise is left in the latents. By default a
+    quarter of the steps, at most six."""
     tune: Literal["grid", "gradient", "guard", "off"] = "grid"
     """How the step size follows the model; guard heeds its steepness alone, off keeps the step fixed."""
     tune_every: int = 100
@@ -81,7 +82,7 @@ class ShortRunSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 problems.append(f"{name} is {value}; expected one or more")
-        if not 0 <= self.cool_down < max(self.steps, 1):
+        if self.cool_down is not None and not 0 <= self.cool_down < max(self.steps, 1):
             problems.append(f"cool_down is {self.cool_down}; expected less than the {self.steps} steps")
         for name in ("learn_last", "learn_last_later"):
             value = getattr(self, name)
@@ -95,6 +96,11 @@ class ShortRunSettings:
             problems.append(f"entropy averaged needs the estimator exact, not {self.estimator}")
         if problems:
             raise ValueError("; ".join(problems))
+
+    def dynamics(self) -> Langevin:
+        """The dynamics at the start."""
+        shorter = min(6, self.steps // 4) if self.cool_down is None else self.cool_down
+        return Langevin(self.steps, self.step_size, cool_down(self.steps, shorter))
 
     def updates_along(self, iteration: int, warm_up: int) -> int:
         """Updates of the generator along the chains of an iteration; the first one is 0."""
@@ -128,20 +134,19 @@ class ShortRun(Learner):
     def __init__(self, model: Any, dynamics: Langevin | None = None, *, warm_up: int = 0, rules: Rules = Rules(),
                  **options: Any) -> None:  # fmt: skip
         if dynamics is not None:  # its steps are those of the settings, whatever they say
-            given = options.get("settings") or self.Settings(cool_down=0)
-            options["settings"] = replace(
-                given,
-                steps=dynamics.steps,
-                step_size=dynamics.step_size,
-                cool_down=min(given.cool_down, dynamics.steps - 1),
-            )
+            given = options.get("settings") or self.Settings()
+            options["settings"] = replace(given, steps=dynamics.steps, step_size=dynamics.step_size, cool_down=None)
         super().__init__(model, dynamics, **options)
+        if self.settings.loss == "sum-of-squares" and not hasattr(model, "sigma"):
+            raise ValueError(
+                f"loss is sum-of-squares, which needs Gaussian noise; {type(model).__name__} has no sigma. Use "
+                "per-pixel or log-joint"
+            )
         self.warm_up, self.rules = warm_up, rules
         self._evaluator: Evaluator | None = None
 
     def default_dynamics(self) -> Langevin:
-        settings = self.settings
-        return Langevin(settings.steps, settings.step_size, cool_down(settings.steps, settings.cool_down))
+        return self.settings.dynamics()
 
     def init(self, seed: int = 0, examples: Any = None) -> State:
         return replace(super().init(seed, examples), control=Control(self.dynamics.step_size))
@@ -201,7 +206,7 @@ class ShortRun(Learner):
 
         def evaluate(k: int, z: Latents) -> Point:
             used = ~diverged if follows else torch.ones_like(diverged)
-            return evaluator.move(z) if k < moves else evaluator.learn(z, used)
+            return evaluator.point(z) if k < moves else evaluator.learning_point(z, used)
 
         def visit(k: int, z: Latents) -> tuple[Latents, Point]:
             nonlocal first, best, diverged, early

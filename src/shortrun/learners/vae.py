@@ -80,8 +80,9 @@ class VAE(Learner):
 
     @classmethod
     def adopt(cls, model: Any, network: Any, shape: Shape) -> Autoencoder:
-        decoder = decoder_of(model, "vae")
-        return GaussianAutoencoder(decoder, model.latent_shapes, shape, network.encoder_channels, float(model.sigma))
+        decoder, channels = decoder_of(model, "vae"), network.encoder_channels
+        built = GaussianAutoencoder(decoder, model.latent_shapes, shape, channels, float(model.sigma))
+        return built.to(model.reference)
 
     def __init__(self, model: Any, dynamics: Langevin | None = None, **options: Any) -> None:
         super().__init__(model, dynamics, **options)

@@ -18,4 +18,4 @@ class VAEWithIAF(VAE):
         return FlowAutoencoder(
             decoder, model.latent_shapes, shape, network.encoder_channels, network.flows, network.flow_width,
             float(model.sigma), network.gate,
-        )  # fmt: skip
+        ).to(model.reference)  # fmt: skip

@@ -139,7 +139,7 @@ def _torchmetrics(name: str) -> Any:
     try:
         return importlib.import_module(f"torchmetrics.image.{name}")
     except ImportError:
-        raise MetricError("FID and KID need torchmetrics: pip install shortrun[metrics]") from None
+        raise MetricError("FID and KID need torchmetrics: pip install 'shortrun[metrics]'") from None
 
 
 class _Given(nn.Module):

@@ -96,11 +96,10 @@ def build_model(network: GeneratorNetwork, shape: Shape, sigma: float) -> Decode
 
 def decoder_of(model: Any, method: str, layers: int | None = None) -> nn.Module:
     """The decoder that a method of comparison learns with an inference of its own; checks that it can."""
-    if type(model) is not GaussianModel or not isinstance(model.decoder, nn.Module):
-        raise ModelError(
-            f"{method} needs a GaussianModel in noise coordinates whose decoder is an nn.Module; "
-            f"{type(model).__name__} was given"
-        )
+    if type(model) is not GaussianModel:
+        raise ModelError(f"{method} needs a GaussianModel in noise coordinates; {type(model).__name__} was given")
+    if not isinstance(model.decoder, nn.Module):
+        raise ModelError(f"{method} needs a decoder that is an nn.Module; {type(model.decoder).__name__} was given")
     if layers is not None and len(model.latent_shapes) != layers:
         raise ModelError(
             f"{method} has one layer of latents, but the shapes {model.latent_shapes} were given; choose one size, or "

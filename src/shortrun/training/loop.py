@@ -303,7 +303,7 @@ class Loop:
     def _judge(self, x: Tensor, images: Tensor) -> None:
         """Take the error, and notice a run that has collapsed or learns nothing."""
         self.mse = float((images - x).square().mean())
-        if len(x) > 1 and float(images.std(0).mean()) < 1e-3 and float(images.abs().mean()) > 0.99:
+        if self._collapsed(x, images):
             self.recover("the generator collapsed: all reconstructions are the same saturated image")
         guess = float((self.examples.mean.to(x) - x).square().mean())
         if self.iteration > self.run.warm_up and not self.mse < guess:
@@ -311,6 +311,12 @@ class Loop:
                 f"held-out MSE {self.mse:.4f} is no better than the {guess:.4f} of the mean training image. If "
                 "that lasts, try lower --learning-rates, a longer --warm-up, or a shorter --step-size"
             )
+
+    def _collapsed(self, x: Tensor, images: Tensor) -> bool:
+        """Whether all reconstructions are the same image with all its pixels at -1 or 1, and the examples are not."""
+        same = len(x) > 1 and float(images.std(0).mean()) < 1e-3 and float(x.std(0).mean()) > 0.01
+        edge = float(images.abs().mean()) > 0.99 and float(images.abs().max()) <= 1
+        return same and edge and hasattr(self.model, "sigma")
 
     def _draw_pictures(self, folder: Path, x: Tensor, images: Tensor | None) -> None:
         from shortrun.pictures import save_grid
