@@ -1,6 +1,6 @@
 """Speed and memory of inference and of the free energy, as ratios within one run.
 
-    python benchmarks/inference.py [--quick] [--json FILE]
+    python benchmarks/inference.py [--quick | --tiny] [--json FILE]
 
 Baselines, written plainly:
 
@@ -21,6 +21,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -34,6 +35,8 @@ from shortrun.studies.bench import best, high_water
 
 STEPS = 25
 STEP_SIZE = 0.004
+GREY, COLOURED = ([64], 16, 7, 1), ([64, 64, 64, 96, 128], 32, 8, 3)
+TINY_GREY, TINY_COLOURED = ([4], 4, 7, 1), ([3, 4], 4, 8, 3)
 
 
 class SmallConv(nn.Module):
@@ -97,7 +100,7 @@ def peak_memory(kind: str, steps: int) -> float:
 
 
 def measure_memory(kind: str, steps: int) -> None:
-    model, x = build([64], 16, 7, 1)
+    model, x = build(*GREY)
 
     def work(count: int) -> None:
         if kind == "infer":
@@ -129,16 +132,20 @@ def bare_loop(model: sr.GaussianModel, x: Tensor) -> list[Tensor]:
     return z
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
+    global STEPS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one repeat of everything")
+    parser.add_argument("--tiny", action="store_true", help="tiny models and three steps, to see that it runs")
     parser.add_argument("--json", help="also write the figures to this file")
     parser.add_argument("--memory", nargs=2, metavar=("KIND", "STEPS"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if arguments.memory:
         measure_memory(arguments.memory[0], int(arguments.memory[1]))
         return
-    repeats = 1 if arguments.quick else 3
+    repeats = 1 if arguments.quick or arguments.tiny else 3
+    grey, coloured = (TINY_GREY, TINY_COLOURED) if arguments.tiny else (GREY, COLOURED)
+    STEPS = 3 if arguments.tiny else STEPS
     figures: dict[str, float] = {}
 
     def report(key: str, value: float, text: str) -> None:
@@ -146,8 +153,8 @@ def main() -> None:
         print(f"{text:78s} {value:10.4g}", flush=True)
 
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}\n")
-    print(f"Exact free energy: d = 64, K = {STEPS}, 28x28 conv generator; seconds per example and chain")
-    model, x = build([64], 16, 7, 1)
+    print(f"Exact free energy: d = {sum(grey[0])}, K = {STEPS}, 28x28 conv generator; seconds per example and chain")
+    model, x = build(*grey)
     alone = row_by_row_seconds(model, x[:1], repeats)
     batched = min(row_by_row_seconds(model, x[:n], repeats) / n for n in (16, 64))
     dynamics = sr.Langevin(STEPS, STEP_SIZE)
@@ -169,13 +176,13 @@ def main() -> None:
 
     print("\nPeak memory beyond that of K = 2, MB")
     for kind, text in (("exact", "free energy"), ("infer", "infer"), ("rows", "row by row")):
-        for steps in (10, 40):
+        for steps in (3,) if arguments.tiny else (10, 40):
             memory = peak_memory(kind, steps)
             report(f"memory_{kind}_{steps}", memory, f"  {text}, K = {steps}")
 
-    sizes = [64, 64, 64, 96, 128]
+    sizes = coloured[0]
     print(f"\nMatrix-free: d = {sum(sizes)}, K = {STEPS}, 32x32x3 conv generator")
-    model, x = build(sizes, 32, 8, 3)
+    model, x = build(*coloured)
     alone = row_by_row_seconds(model, x[:1], repeats)
     batched = min(row_by_row_seconds(model, x[:n], repeats) / n for n in (8, 32))
     count = 32
@@ -202,10 +209,10 @@ def main() -> None:
     report("lanczos_error", 100 * error, "  error of one example, root mean square, %")
 
     print(f"\ninfer against the bare loop of autograd calls: batch 64, K = {STEPS}")
-    for name, arguments_ in (("28x28", ([64], 16, 7, 1)), ("32x32x3", (sizes, 32, 8, 3))):
+    for name, arguments_ in (("28x28", grey), ("32x32x3", coloured)):
         model, x = build(*arguments_)
         pairs = []
-        for _ in range(2 if arguments.quick else 8):  # interleaved, so that drifts of the machine cancel
+        for _ in range(2 if repeats == 1 else 8):  # interleaved, so that drifts of the machine cancel
             pairs.append(
                 (
                     best(lambda: sr.infer(model, x, dynamics), 1),  # noqa: B023

@@ -9,6 +9,8 @@ import pytest
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 TINY = {
     "equal_images": ["--preset", "smoke", "--data", "mnist", "--layers", "1", "--variants", "short-run", "ladder-vae"],
+    "import_time": ["--repeats", "1"],
+    "inference": ["--tiny"],
     "half_digit_bound": ["--data", "embedded", "--images", "60", "--width", "8", "--epochs", "1"],
     "time_to_quality": ["--preset", "smoke", "--data", "embedded", "--minutes", "0.01", "--samples", "0",
                         "--evaluations", "2"],
@@ -18,7 +20,7 @@ TINY = {
                       "--channels", "4", "--reference-images", "1", "--reference-chains", "2", "--repeats", "1"],
 }  # fmt: skip
 
-SLOW = ("equal_images", "time_to_quality", "tuning_choice")
+SLOW = ("equal_images", "inference", "time_to_quality", "tuning_choice")
 
 
 def script(name):
@@ -29,7 +31,7 @@ def script(name):
 
 
 def test_every_script_is_tried():
-    assert {path.stem for path in FOLDER.glob("*.py")} == {*TINY, "inference"}
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*TINY}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in TINY])
@@ -42,15 +44,3 @@ def test_a_script_runs(tmp_path, capsys, name):
     assert capsys.readouterr().out
     if path.is_file():
         assert json.loads(path.read_text())
-
-
-def test_the_parts_of_the_inference_script_run(capsys):
-    """All of it takes minutes, because the recipe that it compares with is slow."""
-    inference = script("inference")
-    for kind in ("exact", "infer", "rows"):
-        inference.measure_memory(kind, 3)
-    assert all(float(word) >= 0 for word in capsys.readouterr().out.split())
-    model, x = inference.build([4, 6], 4, 7, 1)
-    assert inference.row_by_row(model, x[:2]).shape == (2,)
-    assert inference.row_by_row_seconds(model, x[:1], 1) > 0
-    assert [layer.shape[1] for layer in inference.bare_loop(model, x[:2])] == [4, 6]

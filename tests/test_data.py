@@ -195,7 +195,7 @@ def test_embedded_digits_are_split_without_overlap():
 )
 def test_a_missing_library_is_named_with_its_extra(monkeypatch, name, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(data.DataError, match=rf"pip install shortrun\[{extra}\]"):
+    with pytest.raises(data.DataError, match=rf"pip install 'shortrun\[{extra}\]'"):
         data.load(name)
 
 

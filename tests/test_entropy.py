@@ -242,6 +242,7 @@ def test_matrix_free_gradients_agree_with_exact_ones_on_average(entropy):
 
 
 @pytest.mark.parametrize("entropy", ["conditional", "marginal"])
+@pytest.mark.slow
 def test_gradient_of_the_end_point_estimate_against_finite_differences(entropy):
     """The derivative of a trace is that of its estimate on average over probes: a few hundred of them are taken."""
     model = conv_model()

@@ -156,7 +156,7 @@ def test_missing_torchmetrics_is_named_before_any_work(monkeypatch):
         lambda: metrics.fid(known, known),
         lambda: metrics.kid(known, known),
     ):
-        with pytest.raises(metrics.MetricError, match=r"pip install shortrun\[metrics\]"):
+        with pytest.raises(metrics.MetricError, match=r"pip install 'shortrun\[metrics\]'"):
             measure()
     assert calls == []
 

@@ -255,6 +255,7 @@ def test_figures_without_images_that_may_not_be_passed_on(tmp_path, originals):
     assert ("--no-originals" in here.command("all")) != originals
 
 
+@pytest.mark.slow
 def test_a_failing_cell_does_not_stop_the_others(tmp_path):
     here = place(tmp_path)
 
@@ -297,6 +298,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_process_that_started_them(tmp_path):
     (tmp_path / "starter.py").write_text(STARTER)
     starter = subprocess.Popen([sys.executable, tmp_path / "starter.py"], stdout=subprocess.PIPE, text=True)

@@ -85,6 +85,7 @@ def test_samples_are_as_wide_as_the_latents_were_in_training(tmp_path):
     assert sr.load(tmp_path / "plain").widths == ()
 
 
+@pytest.mark.slow
 def test_the_widths_are_those_of_the_latents_that_are_inferred(tmp_path):
     """Measured a second time, with the finished model and the public functions."""
     train(
@@ -268,6 +269,7 @@ def test_tuning_finds_its_way_back_from_a_step_that_is_far_too_long():
 
 
 @pytest.mark.parametrize("per", ["run", "layer"])
+@pytest.mark.slow
 def test_tuning_by_gradient_within_training(tmp_path, per):
     train(SMOKE.changed(tune="gradient", tune_per=per, iterations=4), tmp_path / "run")
     profile = torch.tensor(sr.load(tmp_path / "run").dynamics.profile)
@@ -278,6 +280,7 @@ def test_tuning_by_gradient_within_training(tmp_path, per):
         assert float(profile[-1] / profile[0]) == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_learning_lowers_the_error(tmp_path):
     config = SMOKE.changed(iterations=60, batch=16, steps=8, learn_last=6, evaluate_every=60, warm_up=5)
     trained = train(config, tmp_path / "run")
@@ -454,6 +457,7 @@ def wait_for_checkpoint(folder, number, process):
     raise AssertionError("no checkpoint appeared")
 
 
+@pytest.mark.slow
 def test_kill_loses_at_most_one_checkpoint_interval(tmp_path):
     process = launch(tmp_path / "run", *ENDLESS)
     wait_for_checkpoint(tmp_path / "run", 2, process)
@@ -467,6 +471,7 @@ def test_kill_loses_at_most_one_checkpoint_interval(tmp_path):
     assert train(config, tmp_path / "run", resume=True).info["iterations"] == saved + 2
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_ends_cleanly(tmp_path):
     process = launch(tmp_path / "run", *ENDLESS)
     wait_for_checkpoint(tmp_path / "run", 1, process)
@@ -479,6 +484,7 @@ def test_sigterm_saves_and_ends_cleanly(tmp_path):
 TWO_PROCESSES = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29731")
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_update_of_one(tmp_path):
     """Two gloo processes with half the batch each, against one with all of it."""
     words = ["--iterations", "3", "--batch", "8"]
@@ -492,6 +498,7 @@ def test_two_processes_make_the_update_of_one(tmp_path):
     assert one.dynamics.step_size == pytest.approx(two.dynamics.step_size, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_evaluation(tmp_path):
     train(SMOKE.changed(iterations=1), tmp_path / "run")
     command = ("evaluate", str(tmp_path / "run"), "--images", "300")  # two chunks, one for each process
@@ -596,6 +603,7 @@ def test_the_loss_of_the_paper_is_the_mean_log_joint():
 
 
 @pytest.mark.parametrize("tune", ["grid", "gradient"])
+@pytest.mark.slow
 def test_algorithm_1_uses_the_minimiser_until_the_next_tuning(tune):
     """Nothing but the tuner changes the step, not even where a guard would."""
     deltas = (0.02, 0.05, 0.2, 0.5)
@@ -661,6 +669,7 @@ def test_an_update_tunes_by_itself_when_it_is_time():
     assert set(state.tuning) == {"chosen", "step_sizes", "free_energy", "stability", "ruled_out"}
 
 
+@pytest.mark.slow
 def test_tuners_and_training_measure_the_same_steepness():
     """s * lambda of the shipped model at its own step: on the curve of a tuner, and as the controller has it."""
     trained = sr.load("mnist-small")

@@ -97,10 +97,14 @@ class ShortRunSettings:
         if problems:
             raise ValueError("; ".join(problems))
 
+    @property
+    def shorter_steps(self) -> int:
+        """Number of final steps that become shorter."""
+        return min(6, self.steps // 4) if self.cool_down is None else self.cool_down
+
     def dynamics(self) -> Langevin:
         """The dynamics at the start."""
-        shorter = min(6, self.steps // 4) if self.cool_down is None else self.cool_down
-        return Langevin(self.steps, self.step_size, cool_down(self.steps, shorter))
+        return Langevin(self.steps, self.step_size, cool_down(self.steps, self.shorter_steps))
 
     def updates_along(self, iteration: int, warm_up: int) -> int:
         """Updates of the generator along the chains of an iteration; the first one is 0."""
@@ -111,14 +115,13 @@ class ShortRunSettings:
 class ShortRun(Learner):
     """Short run inference and the generator that it learns.
 
-    >>> import shortrun as sr
-    >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.Tanh())
-    >>> model = sr.GaussianModel(torch.nn.Sequential(), latent_shapes=[(2,)])
-    >>> model.decoder = lambda z: decoder(z[0])
-    >>> model.inner = decoder
-    >>> learner = ShortRun(model, Langevin(steps=10, step_size=0.01), learning_rate=1e-3)
+    >>> from shortrun import GaussianModel
+    >>> from shortrun.nets.generators import TopDownGenerator
+    >>> decoder = TopDownGenerator([2, 4], image=(1, 16, 16), channels=4)
+    >>> model = GaussianModel(decoder, decoder.latent_shapes)
+    >>> learner = ShortRun(model, Langevin(steps=10, step_size=0.001), learning_rate=1e-3)
     >>> state = learner.init(seed=0)
-    >>> state, info = learner.update(state, torch.zeros(4, 5))
+    >>> state, info = learner.update(state, torch.zeros(4, 1, 16, 16))
     >>> state.iteration, info.divergent
     (1, 0)
 

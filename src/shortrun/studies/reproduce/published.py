@@ -163,7 +163,7 @@ class Training:
         along = max(1, min(most, round(0.72 * steps)))
         return config.changed(
             tune=self.tune or scale.tune, tune_every=tune_every, steps=steps, learn_last=along,
-            cool_down=None if settings.cool_down is None else min(settings.cool_down, steps // 4),
+            cool_down=min(settings.shorter_steps, steps // 4),
             learn_last_later=along // 2 if self.fresh and along > 1 else None,
             warm_up=round(config.run.warm_up * most / along),  # as many updates, however many chains
         )  # fmt: skip
