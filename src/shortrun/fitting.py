@@ -18,7 +18,7 @@ from torch import nn
 from shortrun.data import as_examples
 from shortrun.learners import Method, learner_class
 from shortrun.learners.adapt import Rules
-from shortrun.processes import processes
+from shortrun.processes import flushed_denormals, processes
 from shortrun.progress import Progress
 from shortrun.trained import Trained
 from shortrun.training.config import Config
@@ -91,7 +91,7 @@ def fit(
     shared = processes(config.run.mixed_precision)
     quiet = quiet or not shared.is_main_process
     progress = Progress(quiet)
-    with torch.random.fork_rng(devices=[]), _flushed_denormals():
+    with torch.random.fork_rng(devices=[]), flushed_denormals():
         torch.manual_seed(config.run.seed)
         learner = learner_class(config.method)
         prepare = getattr(model, "prepare", None)
@@ -175,16 +175,6 @@ def _budget(minutes: float | None, iterations: int | None) -> dict[str, Any]:
     elif minutes is not None:
         changes |= {"evaluate_every": min(20.0, 6 * minutes), "checkpoint_every": min(30.0, 6 * minutes)}
     return changes
-
-
-@contextmanager
-def _flushed_denormals() -> Iterator[None]:
-    """Saturated units give denormal gradients, which are slow."""
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -19,6 +19,27 @@ from shortrun.core.latents import seeded, standard_normal
 
 MixedPrecision = Literal["no", "bf16"]
 CHUNK = 250
+
+
+_flushing = 0  # how many blocks of flushed_denormals are open
+
+
+@contextlib.contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """Numbers below the smallest normal one count as zero inside this block.
+
+    Saturated units give such gradients, and processors are many times slower with them. The setting is one of the whole
+    process, so the outermost block restores it; torch does not tell what it was, and off is its default.
+    """
+    global _flushing
+    _flushing += 1
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        _flushing -= 1
+        if not _flushing:
+            torch.set_flush_denormal(False)
 
 
 class Processes:
@@ -97,7 +118,8 @@ class Processes:
         for i, source in enumerate(seeded(rng, -(-count // chunk))):
             if i % self.num_processes == self.process_index:
                 rows = slice(chunk * i, min(chunk * (i + 1), count))
-                parts.append((i, tuple(work(rows, source))))
+                with flushed_denormals():
+                    parts.append((i, tuple(work(rows, source))))
         if self.num_processes > 1:
             sent = [(i, tuple(tensor.cpu() for tensor in part)) for i, part in parts]
             parts = sorted(self.gather_objects(sent), key=lambda pair: pair[0])

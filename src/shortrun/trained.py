@@ -17,7 +17,7 @@ from shortrun.core.langevin import Langevin, infer_with_diagnostics
 from shortrun.core.latents import Latents, dimensions, flatten, standard_normal, unflatten
 from shortrun.core.model import Inferred, NotPossibleError, fit_gaussian, widen
 from shortrun.core.tune import TuneResult, tune_by_grid
-from shortrun.processes import CHUNK, processes
+from shortrun.processes import CHUNK, flushed_denormals, processes
 from shortrun.training.history import History
 from shortrun.training.model_folder import Description, RunError, read_model, write_model
 
@@ -286,7 +286,8 @@ class Trained(nn.Module):
         if getattr(self.model, "no_dynamics", None) is not None:
             raise NotPossibleError(self.model.no_dynamics)
         x = self.prepare(x).to(self.device)
-        return tune_by_grid(self.model, x, self.dynamics, step_sizes, how, rng=_source(seed, rng))
+        with flushed_denormals():
+            return tune_by_grid(self.model, x, self.dynamics, step_sizes, how, rng=_source(seed, rng))
 
     def log_likelihood(
         self, x: Any, *, stages: int = 200, seed: int = 0, rng: torch.Generator | None = None
@@ -321,7 +322,8 @@ class Trained(nn.Module):
             note("importance_weighted", importance_weighted(self.model, x, self.model.encode, rng, WEIGHTS))
             found["importance_weights"] = WEIGHTS
         if stages and hasattr(self.model, "log_prior"):
-            note("annealed", annealed_importance(self.model, x, rng, stages))
+            with flushed_denormals():
+                note("annealed", annealed_importance(self.model, x, rng, stages))
         return found
 
     def score(
