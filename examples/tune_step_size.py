@@ -12,13 +12,10 @@ import argparse
 import time
 from pathlib import Path
 
-import matplotlib
 import torch
+from matplotlib.figure import Figure
 
 import shortrun as sr
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 
 def problem(seed: int) -> tuple[sr.LinearGaussian, torch.Tensor]:
@@ -32,11 +29,12 @@ def problem(seed: int) -> tuple[sr.LinearGaussian, torch.Tensor]:
     return exact, z @ weight.T + 0.5 * noise
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the picture")
+    parser.add_argument("--chains", type=int, default=32, help="per observation")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     begun = time.perf_counter()
 
     exact, x = problem(arguments.seed)
@@ -48,7 +46,7 @@ def main() -> None:
             x,
             dynamics,
             step_sizes,
-            sr.Estimation(entropy, chains=32),
+            sr.Estimation(entropy, chains=arguments.chains),
             rng=torch.Generator().manual_seed(arguments.seed),
         )
         for entropy in ("conditional", "marginal")
@@ -88,7 +86,8 @@ def draw(
     curves: dict[str, sr.TuneResult],
     path: Path,
 ) -> None:
-    figure, axes = plt.subplots(figsize=(8.4, 5.0), layout="constrained")
+    figure = Figure(figsize=(8.4, 5.0), layout="constrained")
+    axes = figure.subplots()
     names = {"conditional": "conditional (the paper's)", "marginal": "marginal (the default here)"}
     colours = {"conditional": "#c44e52", "marginal": "#2a6fb0"}
     axes.plot(step_sizes, truth, color="black", linewidth=5, alpha=0.25, label="true KL (closed form)")

@@ -368,6 +368,23 @@ def test_a_model_of_ones_own_needs_three_methods(tmp_path):
         sr.load(tmp_path / "run", decoder=model)
 
 
+class Shown(Skewed):
+    """And with a fourth one, to look at."""
+
+    def decode(self, z):
+        return z[0] @ self.weight.T
+
+
+def test_a_fourth_method_is_enough_to_look_at_it():
+    torch.manual_seed(0)
+    x = torch.randn(50, 2) @ torch.randn(2, 4)
+    trained = sr.fit(Shown(), x, validation=x[:10], iterations=60, batch=16, steps=8, tune="off", quiet=True)
+    errors = [line["mse"] for line in trained.history.evaluations]
+    assert errors[-1] < errors[0]
+    assert trained.sample(5).shape == (5, 4)
+    assert trained.inpaint(x[:3], sr.make_mask("left-half", x[:3]), fills=2).shape == (2, 3, 4)
+
+
 @pytest.mark.parametrize("x", [torch.zeros(2, 28, 28), torch.zeros(0, 1, 28, 28), np.zeros((2, 3, 32, 32))])
 def test_examples_of_another_shape_are_named(digits, x):
     with pytest.raises(ValueError, match=r"the model takes \(n, 1, 28, 28\)"):

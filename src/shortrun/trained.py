@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from shortrun.core.free_energy import Estimation
-from shortrun.core.langevin import Langevin, infer_with_diagnostics
+from shortrun.core.langevin import Langevin
 from shortrun.core.latents import Latents, dimensions, flatten, standard_normal, unflatten
-from shortrun.core.model import Inferred, NotPossibleError, fit_gaussian, widen
+from shortrun.core.model import Inferred, NotPossibleError, fit_gaussian, infer_new, sample_from, widen
 from shortrun.core.tune import TuneResult, tune_by_grid
 from shortrun.processes import CHUNK, flushed_denormals, processes
 from shortrun.training.history import History
@@ -140,12 +140,11 @@ class Trained(nn.Module):
         return Reconstruction(tuple(z), images, divergent)
 
     def _infer(self, x: Tensor, dynamics: Langevin, mask: Tensor | None, by: By, rng: torch.Generator) -> Inferred:
-        if not hasattr(self.model, "infer"):  # a model of one's own that has the three methods and no more
-            z, diagnostics = infer_with_diagnostics(self.model, x, dynamics, mask=mask, rng=rng)
-            return Inferred(z, diagnostics.divergent[-1])
         names = {"method": "infer", "draw": "draw", "dynamics": "infer_by_dynamics"}
         if by not in names:
             raise ValueError(f"by is {by!r}; accepted: {', '.join(names)}")
+        if by == "method" or not hasattr(self.model, "infer"):
+            return infer_new(self.model, x, dynamics, mask=mask, rng=rng)
         return getattr(self.model, names[by])(x, dynamics, mask=mask, rng=rng)
 
     @torch.no_grad()
@@ -222,7 +221,7 @@ class Trained(nn.Module):
             return self.decode(self.sample_latents(count, rng, fitted_to)).cpu()
 
         def work(rows: slice, source: torch.Generator) -> list[Tensor]:
-            return [self.model.sample(rows.stop - rows.start, source, self.widths).cpu()]
+            return [sample_from(self.model, rows.stop - rows.start, source, self.widths).cpu()]
 
         return processes().in_chunks(count, work, rng)[0]
 

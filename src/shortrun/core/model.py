@@ -184,6 +184,24 @@ class DecoderModel(nn.Module):
         )
 
 
+def infer_new(model: Any, x: Tensor, dynamics: Langevin, *, mask: Tensor | None = None, rng: Rng = None) -> Inferred:
+    """By the model's own inference; for a model with the three methods of ``LatentModel`` alone, by the dynamics."""
+    if hasattr(model, "infer"):
+        return model.infer(x, dynamics, mask=mask, rng=rng)
+    z, diagnostics = infer_with_diagnostics(model, x, dynamics, mask=mask, rng=rng)
+    return Inferred(z, diagnostics.divergent[-1])
+
+
+def sample_from(model: Any, count: int, rng: Rng = None, widths: Sequence[float] = ()) -> Tensor:
+    """By the model's own way to draw samples; for any other with a method ``decode``, of latents from its prior."""
+    if hasattr(model, "sample"):
+        return model.sample(count, rng, widths)
+    if not hasattr(model, "decode"):
+        raise NotPossibleError(f"{type(model).__name__} has no method decode(z), so there is nothing to show")
+    with torch.no_grad(), evaluating(model):
+        return model.decode(widen(model.sample_prior(count, rng), widths))
+
+
 def widen(z: Latents, widths: Sequence[float]) -> Latents:
     """Each layer times its width, if there is any."""
     return tuple(layer * width for layer, width in zip(z, widths, strict=True)) if widths else z

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shortrun.core.langevin import Langevin
 from shortrun.core.latents import Rng
+from shortrun.core.model import infer_new
 from shortrun.learners.adapt import Control
 from shortrun.nets.build import GeneratorNetwork, Shape, build_model
 from shortrun.processes import Processes
@@ -192,7 +193,7 @@ class Learner:
 
     def reconstruct(self, state: State, x: Tensor, rng: Rng) -> Tensor:
         """Decode what the model infers."""
-        z, _ = self.model.infer(x, self.dynamics_of_use(state), rng=rng)
+        z, _ = infer_new(self.model, x, self.dynamics_of_use(state), rng=rng)
         with torch.no_grad():
             return self.model.decode(z)
 

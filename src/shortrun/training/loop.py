@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shortrun.core.langevin import DivergenceWarning
 from shortrun.core.latents import seeded
-from shortrun.core.model import NotPossibleError
+from shortrun.core.model import NotPossibleError, sample_from
 from shortrun.data import Examples, Stream
 from shortrun.files import read_lines
 from shortrun.learners import Batch, Info, learner_class
@@ -98,9 +98,9 @@ class Loop:
             self._restore()
 
     def _check_model(self) -> None:
-        if not hasattr(self.model, "sample"):
+        if not hasattr(self.model, "sample") and not hasattr(self.model, "decode"):
             return
-        made = tuple(self.model.sample(2, torch.Generator().manual_seed(0)).shape[1:])
+        made = tuple(sample_from(self.model, 2, torch.Generator().manual_seed(0)).shape[1:])
         if made != self.examples.shape:
             raise RunError(
                 f"the generator makes examples of shape {made} but those of {self.examples.name} have "
@@ -321,7 +321,7 @@ class Loop:
     def _draw_pictures(self, folder: Path, x: Tensor, images: Tensor | None) -> None:
         from shortrun.pictures import save_grid
 
-        samples = self.model.sample(30, torch.Generator().manual_seed(self.run.seed), self.state.widths)
+        samples = sample_from(self.model, 30, torch.Generator().manual_seed(self.run.seed), self.state.widths)
         folder.mkdir(exist_ok=True)
         rows = [] if images is None else [("held out", x[:10]), ("reconstruction", images[:10])]
         rows += [("sample" if i == 0 else "", samples[10 * i : 10 * i + 10]) for i in range(3)]
