@@ -12,7 +12,7 @@ import shortrun as sr
 FOLDER = Path(__file__).parents[1] / "examples"
 TINY = {
     "belief_net": (["--minutes", "0.005", "--images", "2", "--stages", "3"], "belief_net.png"),
-    "tune_step_size": (["--quick"], "step_size.png"),
+    "tune_step_size": (["--chains", "4"], "step_size.png"),
 }
 
 
@@ -50,9 +50,8 @@ def test_the_belief_net_is_its_graph():
     expected = normal(0.0, 1.0).log_prob(z[0]).sum(1)
     for above, here, weight, log_scale in zip(z[:-1], z[1:], net.weights[:-1], net.log_scales, strict=True):
         mean = torch.tanh(above) @ weight.weight.T + weight.bias
-        expected = expected + (normal(mean, log_scale.exp()).log_prob(here) + log_scale).sum(
-            1
-        )  # and the change of volume
+        change_of_volume = log_scale.sum()
+        expected = expected + normal(mean, log_scale.exp()).log_prob(here).sum(1) + change_of_volume
     logits = torch.tanh(z[-1]) @ net.weights[-1].weight.T + net.weights[-1].bias
     expected = expected + torch.distributions.Bernoulli(logits=logits).log_prob(x.flatten(1)).sum(1)
     torch.testing.assert_close(model.log_prior(noises) + model.log_likelihood(x, noises), expected)
@@ -78,7 +77,7 @@ def test_short_run_inference_explains_what_the_belief_net_made():
 
 
 def test_independent_pixels_are_the_mean_of_their_entropies():
-    """Where held-out digits are the training digits, log p is minus the binary entropies, but for the two counts more."""
+    """Of the training digits themselves, log p is minus the sum of binary entropies, but for two counts more."""
     x = (torch.rand(4000, 1, 14, 14, generator=torch.Generator().manual_seed(0)) < 0.3).float()
     found = script("belief_net").independent_pixels(x, x)
     p = x.mean(0).double()
