@@ -269,6 +269,11 @@ class Loop:
 
     # -- evaluation -----------------------------------------------------------------------------------
 
+    @property
+    def kind(self) -> str:
+        """Of the examples that the model is evaluated on."""
+        return "training" if self.validation is None else "held-out"
+
     def held_out(self) -> Tensor:
         """The examples that the model is evaluated on; those of training, if there are no others."""
         if self.validation is None and isinstance(self.examples, Stream):
@@ -308,7 +313,7 @@ class Loop:
         guess = float((self.examples.mean.to(x) - x).square().mean())
         if self.iteration > self.run.warm_up and not self.mse < guess:
             self.log(
-                f"held-out MSE {self.mse:.4f} is no better than the {guess:.4f} of the mean training image. If "
+                f"{self.kind} MSE {self.mse:.4f} is no better than the {guess:.4f} of the mean training image. If "
                 "that lasts, try lower --learning-rates, a longer --warm-up, or a shorter --step-size"
             )
 
@@ -323,9 +328,9 @@ class Loop:
 
         samples = sample_from(self.model, 30, torch.Generator().manual_seed(self.run.seed), self.state.widths)
         folder.mkdir(exist_ok=True)
-        rows = [] if images is None else [("held out", x[:10]), ("reconstruction", images[:10])]
+        rows = [] if images is None else [(self.kind, x[:10]), ("reconstruction", images[:10])]
         rows += [("sample" if i == 0 else "", samples[10 * i : 10 * i + 10]) for i in range(3)]
-        title = f"iteration {self.iteration}" + ("" if images is None else f", held-out MSE {self.mse:.4f}")
+        title = f"iteration {self.iteration}" + ("" if images is None else f", {self.kind} MSE {self.mse:.4f}")
         save_grid(folder / f"{self.iteration:08d}.png", rows, title)
 
 
