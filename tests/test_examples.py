@@ -48,11 +48,12 @@ def test_the_belief_net_is_its_graph():
     z = net.latents(noises)
     normal = torch.distributions.Normal
     expected = normal(0.0, 1.0).log_prob(z[0]).sum(1)
-    for above, here, weight, log_scale in zip(z[:-1], z[1:], net.weights[:-1], net.log_scales, strict=True):
-        mean = torch.tanh(above) @ weight.weight.T + weight.bias
+    for i, log_scale in enumerate(net.log_scales):
+        link, causes = net.links[i], torch.tanh(torch.cat(z[: i + 1], 1))
+        mean = causes @ link.weight.T + link.bias
         change_of_volume = log_scale.sum()
-        expected = expected + normal(mean, log_scale.exp()).log_prob(here).sum(1) + change_of_volume
-    logits = torch.tanh(z[-1]) @ net.weights[-1].weight.T + net.weights[-1].bias
+        expected = expected + normal(mean, log_scale.exp()).log_prob(z[i + 1]).sum(1) + change_of_volume
+    logits = torch.tanh(torch.cat(z, 1)) @ net.links[-1].weight.T + net.links[-1].bias
     expected = expected + torch.distributions.Bernoulli(logits=logits).log_prob(x.flatten(1)).sum(1)
     torch.testing.assert_close(model.log_prior(noises) + model.log_likelihood(x, noises), expected)
 
@@ -62,7 +63,7 @@ def test_short_run_inference_explains_what_the_belief_net_made():
     torch.manual_seed(0)
     net = script("belief_net").BeliefNet((4, 8, 16))
     with torch.no_grad():
-        net.weights[-1].weight.mul_(8)
+        net.links[-1].weight.mul_(8)
     model = sr.BernoulliModel(net, [(4,), (8,), (16,)])
     rng = torch.Generator().manual_seed(0)
     made_of = model.sample_prior(50, rng)

@@ -385,6 +385,43 @@ def test_a_fourth_method_is_enough_to_look_at_it():
     assert trained.inpaint(x[:3], sr.make_mask("left-half", x[:3]), fills=2).shape == (2, 3, 4)
 
 
+class Wide(nn.Module):
+    """A prior of one's own, N(0, 4 I), a parameter that nothing uses, and draws that carry a graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.width = nn.Parameter(torch.randn(4, 2)), nn.Parameter(torch.tensor(2.0))
+        self.unused = nn.Linear(3, 3)
+
+    def sample_prior(self, n, rng=None):
+        return (self.width * torch.randn(n, 2, generator=rng),)
+
+    def log_prior(self, z):
+        return torch.distributions.Normal(0.0, self.width).log_prob(z[0]).sum(1)
+
+    def log_likelihood(self, x, z, mask=None):
+        return torch.distributions.Normal(self.decode(z), 0.3).log_prob(x).sum(1)
+
+    def decode(self, z):
+        return z[0] @ self.weight.T
+
+
+def test_a_prior_of_ones_own_is_learned_tuned_and_sampled_as_it_is():
+    torch.manual_seed(0)
+    x = torch.randn(60, 2) @ torch.randn(2, 4)
+    unused = Wide()
+    before = unused.unused.weight.clone()
+    trained = sr.fit(unused, x, iterations=45, batch=16, steps=8, tune_every=20, quiet=True)
+    assert torch.equal(unused.unused.weight, before)
+    assert [line["iteration"] for line in trained.history.lines if line.get("event") == "tuned"] == [20, 40]
+    assert trained.widths == ()
+    drawn = trained.sample_latents(4000, torch.Generator().manual_seed(0))[0]
+    assert float(drawn.std()) == pytest.approx(float(unused.width.detach()), rel=0.05)
+    assert trained.tune(x[:3], [0.01, 0.02]).step_sizes == [0.01, 0.02]
+    assert "annealed" in trained.log_likelihood(x[:2], stages=5)
+    assert trained.sample(3, fitted_to=x).shape == (3, 4)
+
+
 @pytest.mark.parametrize("x", [torch.zeros(2, 28, 28), torch.zeros(0, 1, 28, 28), np.zeros((2, 3, 32, 32))])
 def test_examples_of_another_shape_are_named(digits, x):
     with pytest.raises(ValueError, match=r"the model takes \(n, 1, 28, 28\)"):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shortrun.core.free_energy import Estimation
 from shortrun.core.langevin import Langevin
-from shortrun.core.latents import Latents, dimensions, flatten, standard_normal, unflatten
+from shortrun.core.latents import Latents, dimensions, flatten, has_normal_prior, shapes_of, standard_normal, unflatten
 from shortrun.core.model import Inferred, NotPossibleError, fit_gaussian, infer_new, sample_from, widen
 from shortrun.core.tune import TuneResult, tune_by_grid
 from shortrun.processes import CHUNK, flushed_denormals, processes
@@ -190,6 +190,7 @@ class Trained(nn.Module):
 
     # -- samples --------------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def sample_latents(self, count: int, rng: torch.Generator, fitted_to: Any = None) -> Latents:
         """Latents to make samples of.
 
@@ -200,7 +201,7 @@ class Trained(nn.Module):
         """
         if fitted_to is None:
             return widen(self.model.sample_prior(count, rng), self.widths)
-        shapes = self.model.latent_shapes
+        shapes = shapes_of(self.model)
         size = dimensions(shapes)
         if len(fitted_to) <= size:
             raise ValueError(
@@ -276,15 +277,20 @@ class Trained(nn.Module):
         self,
         x: Any,
         step_sizes: Iterable[float] | None = None,
-        how: Estimation = Estimation(estimator="endpoint", chains=4),
+        how: Estimation | None = None,
         *,
         seed: int = 0,
         rng: torch.Generator | None = None,
     ) -> TuneResult:
-        """The free energy over step sizes: see :func:`shortrun.tune_by_grid`."""
+        """The free energy over step sizes: see :func:`shortrun.tune_by_grid`.
+
+        By default with four chains per example and the curvature at their ends, where the prior allows it.
+        """
         if getattr(self.model, "no_dynamics", None) is not None:
             raise NotPossibleError(self.model.no_dynamics)
         x = self.prepare(x).to(self.device)
+        if how is None:
+            how = Estimation(estimator="endpoint" if has_normal_prior(self.model) else "auto", chains=4)
         with flushed_denormals():
             return tune_by_grid(self.model, x, self.dynamics, step_sizes, how, rng=_source(seed, rng))
 
@@ -316,7 +322,8 @@ class Trained(nn.Module):
                     found[f"{key}_error"] = float(each.std() / math.sqrt(len(x)))
 
         with contextlib.suppress(NotPossibleError):
-            note("lower_bound", self.model.lower_bound(x, rng))
+            if hasattr(self.model, "lower_bound"):
+                note("lower_bound", self.model.lower_bound(x, rng))
         if hasattr(self.model, "encode"):
             note("importance_weighted", importance_weighted(self.model, x, self.model.encode, rng, WEIGHTS))
             found["importance_weights"] = WEIGHTS

@@ -77,6 +77,19 @@ def unflatten(flat: Tensor, shapes: Sequence[Sequence[int]]) -> Latents:
     return tuple(part.reshape(len(part), *shape) for part, shape in zip(parts, shapes, strict=True))
 
 
+def has_normal_prior(model: Any) -> bool:
+    """Whether the prior is N(0, I), as a model says by ``standard_normal_prior``."""
+    return bool(getattr(model, "standard_normal_prior", False))
+
+
+def shapes_of(model: Any) -> tuple[tuple[int, ...], ...]:
+    """Shapes of the layers without the batch: what the model says, or those of a draw from its prior."""
+    known = getattr(model, "latent_shapes", None)
+    if known is None:
+        known = [layer.shape[1:] for layer in model.sample_prior(1, torch.Generator().manual_seed(0))]
+    return tuple(tuple(shape) for shape in known)
+
+
 def dimensions(shapes: Sequence[Sequence[int]]) -> int:
     """How many numbers all layers hold together: d."""
     return sum(math.prod(shape) for shape in shapes)

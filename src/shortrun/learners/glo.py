@@ -22,6 +22,7 @@ from torch import Tensor
 
 from shortrun.core.langevin import Langevin
 from shortrun.learners.base import Batch, Info, Learner, Moment, State
+from shortrun.learners.gradients import gradients_of
 from shortrun.nets.build import ModelError, Shape, decoder_of
 from shortrun.nets.codes import CodeModel, to_ball, visible_residual
 
@@ -112,7 +113,7 @@ class GLO(Learner):
         with self.processes.autocast():
             residual = visible_residual(self.model, x, z, mask)
         loss = residual.float().square().flatten(1).mean(1).sum()
-        gradient, *gradients = torch.autograd.grad(loss, [z, *self.parameters])
+        gradient, *gradients = gradients_of(loss, [z, *self.parameters])
         rate = self.set_rate(state, moment)
         value, finite = self.descend(state.optimiser, loss, torch.tensor(len(x), device=x.device), gradients, 1.0)
         moved = to_ball(z.detach() - self.settings.code_rate * rate / self.learning_rate * gradient)

@@ -37,6 +37,11 @@ class Joint(nn.Module):
 # --- by autograd --------------------------------------------------------------------------------------
 
 
+def gradients_of(value: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Of a scalar; zero for what it does not depend on, such as a part of a network that is not used."""
+    return torch.autograd.grad(value, list(parameters), allow_unused=True, materialize_grads=True)
+
+
 def learning_point(
     joint: Joint, parameters: Sequence[Tensor], z: Latents, x: Tensor, mask: Tensor | None, used: Tensor | None = None
 ) -> Point:
@@ -45,8 +50,8 @@ def learning_point(
     value = joint(leaves, x, mask)
     if used is not None:
         drift = torch.autograd.grad(value.sum(), leaves, retain_graph=True)
-        return Point(value.detach(), drift, torch.autograd.grad(torch.where(used, value, 0.0).sum(), list(parameters)))
-    both = torch.autograd.grad(value.sum(), [*leaves, *parameters])
+        return Point(value.detach(), drift, gradients_of(torch.where(used, value, 0.0).sum(), parameters))
+    both = gradients_of(value.sum(), [*leaves, *parameters])
     return Point(value.detach(), both[: len(z)], both[len(z) :])
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from shortrun.core.entropy import flat_sizes, stability
 from shortrun.core.free_energy import Entropy, Estimation, Estimator
 from shortrun.core.langevin import DivergenceError, Langevin, Point, chain, cool_down, is_divergent
-from shortrun.core.latents import Latents, dimensions, flatten, seeded, standard_normal
+from shortrun.core.latents import Latents, dimensions, flatten, has_normal_prior, seeded, standard_normal
 from shortrun.core.target import Target
 from shortrun.core.tune import Guard, StepSizeError, TuneResult, tune_by_gradient, tune_by_grid
 from shortrun.learners.adapt import Control, Rules, averaged_widths, chosen_candidate, followed_size
@@ -66,7 +66,7 @@ class ShortRunSettings:
     tune_per: Literal["run", "step", "layer"] = "run"
     """For tune=gradient: one step size, one per step, or one per step and layer."""
     fit_spread: bool = True
-    """Draw samples as wide as the latents were in training, instead of from the prior itself."""
+    """Draw samples as wide as the latents were in training, instead of from the prior itself, where that is N(0, I)."""
     learn_last: int | None = None
     """m: update the generator at each of the last m points of the chain; 1 is the paper's algorithm. By default 0.72
     of the steps: 18 of 25."""
@@ -163,7 +163,7 @@ class ShortRun(Learner):
     def start(self, state: State, batch: Batch) -> Latents:
         """z_0 ~ p(z) for the chains of this process."""
         z = self.model.sample_prior(len(batch.x), state.rng)
-        return tuple(self.processes.own(layer) for layer in z)
+        return tuple(self.processes.own(layer.detach()) for layer in z)
 
     def keep(self, state: State, batch: Batch, z: Latents) -> None:
         """Chains are not remembered: each starts from the prior."""
@@ -257,7 +257,7 @@ class ShortRun(Learner):
             state, kept = self._judge(state, before, total, before_updates, count) if follows else (state, True)
             if kept:
                 self.keep(state, batch, z)
-                if self.settings.fit_spread and total < count:
+                if self.settings.fit_spread and has_normal_prior(self.model) and total < count:
                     means = [float(a) / (count - total) / b[0].numel() for a, b in zip(sums[2:], z, strict=True)]
                     state = replace(state, widths=averaged_widths(self.rules, state.widths, means))
             looks = follows and kept and self.settings.tune != "off"
@@ -383,7 +383,9 @@ class ShortRun(Learner):
         settings, rules = self.settings, self.rules
         estimator = settings.estimator
         by_layer = settings.tune == "gradient" and settings.tune_per == "layer"
-        if by_layer and estimator == "endpoint":  # which knows one step size for all layers
+        if estimator == "endpoint" and not has_normal_prior(self.model):  # which it needs
+            estimator = "auto"
+        elif estimator == "endpoint" and by_layer:  # it knows one step size for all layers
             estimator = "lanczos"
         how = Estimation(
             settings.entropy, estimator, chains=settings.tune_chains, probes=rules.probes, depth=rules.depth

@@ -23,7 +23,7 @@ from shortrun.core.langevin import Langevin
 from shortrun.core.latents import Latents
 from shortrun.core.tune import StepSizeError, tune_by_grid
 from shortrun.learners.base import COMPILED_TOLERANCE, Batch, Info, Learner, Moment, State
-from shortrun.learners.gradients import checked
+from shortrun.learners.gradients import checked, gradients_of
 from shortrun.nets.build import EncoderNetwork, Shape, decoder_of
 from shortrun.nets.encoders import Autoencoder, GaussianAutoencoder
 
@@ -106,7 +106,7 @@ class VAE(Learner):
         self, function: Callable[..., tuple[Tensor, Latents]], *arguments: Any
     ) -> tuple[Tensor, Latents, tuple[Tensor, ...]]:
         loss, z = function(*arguments)
-        return loss.detach(), tuple(layer.detach() for layer in z), torch.autograd.grad(loss, self.parameters)
+        return loss.detach(), tuple(layer.detach() for layer in z), gradients_of(loss, self.parameters)
 
     def update(self, state: State, batch: Batch | Tensor, moment: Moment = Moment()) -> tuple[State, Info]:
         """One step up the ELBO, with the weight of the KL term rising from 0 to 1 during the warm-up."""
