@@ -1,10 +1,10 @@
 """Every script of benchmarks/ runs from end to end, at tiny size."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+from scripts import load_script
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 TINY = {
@@ -24,10 +24,7 @@ SLOW = ("equal_images", "inference", "time_to_quality", "tuning_choice")
 
 
 def script(name):
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(FOLDER / f"{name}.py")
 
 
 def test_every_script_is_tried():

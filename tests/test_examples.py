@@ -1,11 +1,11 @@
 """Every script of examples/ runs at tiny size, and the belief net is the model that it says it is."""
 
-import importlib.util
 import math
 from pathlib import Path
 
 import pytest
 import torch
+from scripts import load_script
 
 import shortrun as sr
 
@@ -17,10 +17,7 @@ TINY = {
 
 
 def script(name):
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(FOLDER / f"{name}.py")
 
 
 def test_every_script_is_tried():

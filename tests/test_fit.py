@@ -17,7 +17,7 @@ import shortrun as sr
 from shortrun import data, hub
 from shortrun.nets.build import ModelError
 from shortrun.progress import Progress
-from shortrun.training.loop import RunError
+from shortrun.training.model_folder import RunError
 
 
 class Decoder(nn.Module):

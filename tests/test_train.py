@@ -26,7 +26,8 @@ from shortrun.learners.short_run import ShortRun, ShortRunSettings
 from shortrun.nets.build import ModelError
 from shortrun.training.checkpoints import list_checkpoints
 from shortrun.training.config import Config
-from shortrun.training.loop import MAX_RECOVERIES, RunError
+from shortrun.training.loop import MAX_RECOVERIES
+from shortrun.training.model_folder import RunError
 from shortrun.training.presets import preset
 from shortrun.training.schedules import learning_rate, sigma
 

@@ -23,7 +23,8 @@ from shortrun.progress import Progress
 from shortrun.trained import Trained
 from shortrun.training.config import Config
 from shortrun.training.history import History
-from shortrun.training.loop import Loop, name_of, prepare_folder
+from shortrun.training.loop import Loop, prepare_folder
+from shortrun.training.model_folder import name_of
 from shortrun.training.presets import preset
 
 GIVEN = "given in Python"

@@ -20,7 +20,8 @@ from shortrun.learners import Batch, Method, learner_class
 from shortrun.nets.build import ModelError
 from shortrun.processes import processes
 from shortrun.training.config import Config
-from shortrun.training.loop import Loop, RunError, prepare_folder
+from shortrun.training.loop import Loop, prepare_folder
+from shortrun.training.model_folder import RunError
 from shortrun.training.presets import Preset, preset
 
 FLAT = tyro.conf.arg(name="")

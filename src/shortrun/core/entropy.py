@@ -42,7 +42,7 @@ from shortrun.core.derivatives import differentiable_gradient, products, value_g
 from shortrun.core.estimators import Gain, StartCovariance, Walk, rademacher
 from shortrun.core.krylov import lanczos
 from shortrun.core.langevin import is_divergent
-from shortrun.core.latents import Rng
+from shortrun.core.latents import Rng, has_normal_prior
 from shortrun.core.target import Target
 
 _ESTIMATORS: dict[str, Callable[[Walk], Gain]] = {
@@ -152,7 +152,7 @@ def _start_covariance(target: Target, z: Tensor) -> StartCovariance:
 
     Directions in which a non-Gaussian prior curves upwards count with the size of their curvature.
     """
-    if getattr(target.model, "standard_normal_prior", False):
+    if has_normal_prior(target.model):
         return StartCovariance(None, 0.0)
 
     def log_prior(flat: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shortrun.core.entropy import flat_sizes, run_chains
 from shortrun.core.langevin import Langevin
-from shortrun.core.latents import LatentModel, Rng
+from shortrun.core.latents import LatentModel, Rng, has_normal_prior
 from shortrun.core.target import Target
 
 Entropy = Literal["conditional", "averaged", "marginal"]
@@ -65,7 +65,7 @@ class Estimation:
             return self.estimator
         if dimension <= MOST_LATENTS_FOR_EXACT or self.entropy == "averaged":
             return "exact"
-        return "endpoint" if one_size and getattr(model, "standard_normal_prior", False) else "lanczos"
+        return "endpoint" if one_size and has_normal_prior(model) else "lanczos"
 
 
 class MixtureEntropy(NamedTuple):
@@ -159,7 +159,7 @@ def free_energy_details(
             depth=how.depth,
         )
         shape = (len(x), target.chains)
-        if getattr(model, "standard_normal_prior", False):
+        if has_normal_prior(model):
             constant = 0.5 * target.dimension * math.log(2 * math.pi * math.e)
             start_entropy = torch.full_like(run.start_log_prior, constant).view(shape)
         else:

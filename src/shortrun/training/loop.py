@@ -26,7 +26,7 @@ from shortrun.masks import make_mask
 from shortrun.processes import Processes
 from shortrun.training import checkpoints, schedules
 from shortrun.training.config import Config
-from shortrun.training.model_folder import Description, RunError, name_of, write_model
+from shortrun.training.model_folder import Description, RunError, write_model
 
 PATIENCE = 20
 OFFERED_IMAGES = 16  # training images that a method gets before evaluations; it may use fewer
@@ -340,6 +340,3 @@ def _placed(model: Any, device: torch.device) -> Any:
     if 4 in ranks and 5 not in ranks:
         return model.to(device=device, memory_format=torch.channels_last)
     return model.to(device)
-
-
-__all__ = ["Loop", "RunError", "name_of", "prepare_folder"]
