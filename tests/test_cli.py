@@ -13,9 +13,9 @@ from PIL import Image
 
 import shortrun as sr
 from shortrun import cli, data
-from shortrun.cli.use import Evaluate, Sample
+from shortrun.cli.samples import Sample
+from shortrun.cli.use import Evaluate
 from shortrun.studies.compare import Ground, Terms
-from shortrun.studies.demo import samples_text
 from shortrun.training.config import Config
 from shortrun.training.presets import preset
 
@@ -57,7 +57,7 @@ LOOP = (
 CHAINS = (
     " --steps 10 --step-size 0.01 --cool-down 2 --tune gradient --tune-every 50 --tune-images 2 --tune-chains 3"
     " --tune-deltas 0.1 0.2 --entropy conditional --estimator lanczos --step-control tuned --tune-per layer"
-    " --no-fit-spread --learn-last 3 --learn-last-later 2 --loss log-joint"
+    " --prior gaussian --prior-images 50 --learn-last 3 --learn-last-later 2 --loss log-joint"
 )
 GENERATOR = (
     " --model.kind hierarchical --model.latent-sizes 9 --model.channels 8 --model.base 7 --model.head-channels latent"
@@ -131,13 +131,14 @@ def test_defaults_are_those_of_preset_data_and_method():
         "resume RUN --minutes 3 --iterations 50 --decoder a.b:C",
         "evaluate RUN --out O --data mnist --data-root R --images 5 --seed 1 --decoder a.b:C --likelihood-images 2"
         " --stages 10 --by draw --quiet-steps 3",
-        "sample RUN --out O --images 5 --fitted 100",
+        "sample RUN --out O --images 5 --prior normal",
+        "prior RUN --out O --kind flow --images 500 --save S --seed 2",
         "reconstruct RUN --out O --quiet-steps 2",
         "inpaint RUN --out O --mask random:0.5 --fills 2 --no-keep-known --by dynamics",
         "traverse RUN --out O --layer 1 --amount 2.5",
         "interpolate RUN --out O --images 4",
         "tune RUN --out O --entropy averaged --estimator exact --chains 3 --deltas 0.1 0.2",
-        "fid RUN --out O --samples 50 --protocol paper --reference test --fitted 300",
+        "fid RUN --out O --samples 50 --protocol paper --reference test",
         "data svhn --out O --data-root R --size 32 --crop 20",
         "compare --out O --methods short-run vae --data svhn --data-root R --preset smoke --minutes 2 --images 5"
         " --mask left-half --samples 0 --likelihood-images 0 --seed 1",
@@ -216,7 +217,8 @@ def test_warnings_are_one_line(run, tmp_path, capsys):
         (["evaluate", "nothing-here"], "neither a run folder"),
         (["reconstruct", "{run}", "--data", "folder:/nowhere"], "/nowhere does not exist"),
         (["reconstruct", "{run}", "--images", "0"], "images is 0"),
-        (["sample", "{run}", "--fitted", "0"], "fitted is 0"),
+        (["prior", "{run}", "--images", "0"], "images is 0"),
+        (["prior", "mnist-small"], "name a folder with --save"),
         (["inpaint", "{run}", "--mask", "spiral"], "mask is 'spiral'"),
         (["inpaint", "{run}", "--mask", "box:0,0,99,2"], "must lie within 28x28"),
         (["traverse", "{run}", "--layer", "7"], "layer is 7"),
@@ -341,7 +343,7 @@ def test_nothing_is_imported_because_a_file_names_it(run, tmp_path, monkeypatch,
     if old_format:
         for key in ("format", "own_decoder", "likelihood"):
             del description[key]
-        description |= {"image": description["shape"], "spread": description["widths"]}
+        description |= {"image": description["shape"], "spread": []}
     else:
         description |= {"own_decoder": path, "likelihood": path}
     (folder / "model" / "config.json").write_text(json.dumps(description))
@@ -383,7 +385,8 @@ def test_evaluate_and_reconstruct_agree_with_a_second_computation(run, tmp_path)
     ("words", "files"),
     [
         (["sample", "--images", "12"], ["samples.png"]),
-        (["sample", "--images", "12", "--fitted", "100"], ["samples.png"]),
+        (["sample", "--images", "12", "--prior", "normal"], ["samples.png"]),
+        (["prior", "--kind", "gaussian", "--images", "100"], ["prior.png", "prior.json"]),
         (["traverse", "--images", "2"], ["traverse_layer_1.png", "traverse_layer_2.png"]),
         (["traverse", "--images", "2", "--layer", "0", "--amount", "2"], ["traverse_layer_2.png"]),
         (["interpolate", "--images", "5"], ["interpolation.png"]),
@@ -472,11 +475,7 @@ def test_demo_writes_a_report_that_stands_alone(tmp_path):
     assert report.count("data:image/png;base64,") == 11
     assert "src='http" not in report
     assert read(tmp_path / "demo" / "numbers.json")["images"] == 20
-    found = sr.load(tmp_path / "demo" / "run").widths
-    widths = ", ".join(f"{width:.2f}" for width in found)
-    assert len(found) == 2
-    assert f"each layer times the width that its latents had in training ({widths}; top layer first)" in report
-    assert samples_text(()) == "Latents drawn from the prior, decoded."
+    assert sr.load(tmp_path / "demo" / "run").prior.kind == "mixture"
 
 
 def test_a_comparison_measures_with_the_images_that_it_trains_on(tmp_path):

@@ -34,12 +34,12 @@ def test_terms_that_make_no_sense_are_refused(options, message):
 
 def test_cells_of_the_table():
     row = {
-        "method": "vae", "mse": 0.01234, "fid": 12.34, "lower_bound_bits": 3.456, "annealed_bits": 3.2,
-        "annealed_bits_error": 0.05, "updates": 1234, "seconds": 89.6, "parameters": 56789,
+        "method": "vae", "mse": 0.01234, "fid": 12.34, "kid_normal": 0.01, "lower_bound_bits": 3.456,
+        "annealed_bits": 3.2, "annealed_bits_error": 0.05, "updates": 1234, "seconds": 89.6, "parameters": 56789,
     }  # fmt: skip
     shown = [cell.strip() for cell in markdown([row]).splitlines()[-1].split("|")[1:-1]]
     bits = ["3.46", "-", "3.20 ± 0.05"]
-    assert shown == ["vae", "0.0123", "-", "-", "-", "12.3", "-", *bits, "1,234", "90", "56,789"]
+    assert shown == ["vae", "0.0123", "-", "-", "-", "12.3", "-", "-", "0.0100", *bits, "1,234", "90", "56,789"]
     assert "error" in markdown([{"method": "glo", "error": "out of luck"}])
 
 

@@ -304,7 +304,7 @@ def test_a_trained_model_is_a_module(digits):
             torch.testing.assert_close(digits.reconstruct(x), expected)
     assert digits.to("cpu") is digits
     assert digits.device == torch.device("cpu")
-    other = sr.Trained(digits.model, digits.description)
+    other = sr.Trained(digits.model, digits.description, digits.prior)
     other.load_state_dict(state)
     assert "short-run" in repr(digits)
     assert not any(p.grad is not None for p in digits.parameters())
@@ -314,7 +314,8 @@ def test_saved_models_are_what_they_were(digits, tmp_path):
     digits.save(tmp_path / "saved")
     again = sr.load(tmp_path / "saved")
     assert again.dynamics == digits.dynamics
-    assert again.widths == digits.widths
+    for name, tensor in digits.prior.state_dict().items():
+        assert torch.equal(again.prior.state_dict()[name], tensor)
     torch.testing.assert_close(again.sample(4, seed=3), digits.sample(4, seed=3))
     digits.save(tmp_path / "saved")  # over its own files, and no others
     (tmp_path / "saved" / "notes.txt").write_text("mine")
@@ -414,12 +415,11 @@ def test_a_prior_of_ones_own_is_learned_tuned_and_sampled_as_it_is():
     trained = sr.fit(unused, x, iterations=45, batch=16, steps=8, tune_every=20, quiet=True)
     assert torch.equal(unused.unused.weight, before)
     assert [line["iteration"] for line in trained.history.lines if line.get("event") == "tuned"] == [20, 40]
-    assert trained.widths == ()
-    drawn = trained.sample_latents(4000, torch.Generator().manual_seed(0))[0]
+    drawn = trained.sample_latents(4000, torch.Generator().manual_seed(0), prior="normal")[0]
     assert float(drawn.std()) == pytest.approx(float(unused.width.detach()), rel=0.05)
     assert trained.tune(x[:3], [0.01, 0.02]).step_sizes == [0.01, 0.02]
     assert "annealed" in trained.log_likelihood(x[:2], stages=5)
-    assert trained.sample(3, fitted_to=x).shape == (3, 4)
+    assert trained.sample(3).shape == (3, 4)
 
 
 @pytest.mark.parametrize("x", [torch.zeros(2, 28, 28), torch.zeros(0, 1, 28, 28), np.zeros((2, 3, 32, 32))])
@@ -476,7 +476,8 @@ def test_publishing_sends_weights_description_card_and_pictures(digits, tmp_path
     address = digits.push_to_hub("me/digits", command="shortrun train --out run", examples=x, private=True, api=api)
     assert address == "https://hub.example/me/digits"
     assert api.created == [("me/digits", True, True)]
-    assert set(api.files) == {"config.json", "model.safetensors", "README.md", "samples.png", "reconstructions.png"}
+    model = {"config.json", "model.safetensors", "prior.safetensors"}
+    assert set(api.files) == model | {"README.md", "samples.png", "reconstructions.png"}
     card = api.files["README.md"].decode()
     for part in ("shortrun train --out run", "embedded", 'sr.load("me/digits")', f"{digits.info['mse']:.4f}"):
         assert part in card

@@ -11,7 +11,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,8 +19,9 @@ from small_runs import SMOKE, open_loop, train
 import shortrun as sr
 from shortrun import data
 from shortrun.cli import main
+from shortrun.fitting import snapshot
 from shortrun.learners import Moment, learner_class
-from shortrun.learners.adapt import Control, Rules, averaged_widths
+from shortrun.learners.adapt import Control, Rules, averaged_moments
 from shortrun.learners.short_run import ShortRun, ShortRunSettings
 from shortrun.nets.build import ModelError
 from shortrun.training.checkpoints import list_checkpoints
@@ -65,60 +65,33 @@ def with_rng(state, seed):
     return replace(state, rng=torch.Generator().manual_seed(seed), tuning_rng=torch.Generator().manual_seed(seed))
 
 
-def test_samples_are_as_wide_as_the_latents_were_in_training(tmp_path):
-    widths = averaged_widths(Rules(), (), [4.0])
-    assert widths == (2.0,)
-    widths = averaged_widths(Rules(), widths, [4.0 + 10 * 0.5])
-    assert widths[0] ** 2 == pytest.approx(4.5)
-
-    train(SMOKE, tmp_path / "run")
-    trained = sr.load(tmp_path / "run")
-    assert len(trained.widths) == 2
-    trained.widths = (3.0, 1.0)
-    wide = trained.sample_latents(5, torch.Generator().manual_seed(0))
-    narrow = trained.model.sample_prior(5, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(wide, (3 * narrow[0], narrow[1]))
-    images = trained.sample(5, seed=0)
-    trained.widths = ()
-    assert not torch.allclose(trained.sample(5, seed=0), images)
-
-    train(SMOKE.changed(fit_spread=False), tmp_path / "plain")
-    assert sr.load(tmp_path / "plain").widths == ()
+def test_moments_of_the_latents_are_averaged_first_and_then_forget():
+    rules, seen = Rules(memory=0.75), torch.tensor([[1.0], [4.0], [7.0], [0.0], [8.0], [2.0]], dtype=torch.float64)
+    moments = None
+    for value in seen[:4]:
+        moments = averaged_moments(rules, moments, value, value[:, None] * value)
+    assert float(moments.mean) == pytest.approx(float(seen[:4].mean()))
+    assert float(moments.covariance()) == pytest.approx(float(seen[:4].var(correction=0)))
+    for value in seen[4:]:
+        moments = averaged_moments(rules, moments, value, value[:, None] * value)
+    expected = 0.75 * (0.75 * 3.0 + 0.25 * 8.0) + 0.25 * 2.0
+    assert float(moments.mean) == pytest.approx(expected)
 
 
 @pytest.mark.slow
-def test_the_widths_are_those_of_the_latents_that_are_inferred(tmp_path):
-    """Measured a second time, with the finished model and the public functions."""
-    train(
-        SMOKE.changed(iterations=120, batch=32, learning_rates=(1e-3,), warm_up=20, evaluate_every=100, tune="guard"),
-        tmp_path,
-    )
-    trained = sr.load(tmp_path)
-    x = data.load("embedded", "train").batch(slice(0, 300))
-    for width, layer in zip(trained.widths, trained.infer(x), strict=True):
-        assert width == pytest.approx(float(layer.square().mean().sqrt()), rel=0.1)
-
-
-def test_fitted_latents_have_the_mean_and_covariance_of_the_inferred_ones(tmp_path):
-    trained = train(SMOKE, tmp_path)
-    x = data.load("embedded", "train").batch(slice(0, 200))
-    inferred = trained.infer(x)
-    wanted = torch.cat([layer.flatten(1) for layer in inferred], 1).double().numpy()
-
-    count = 100_000
-    drawn = trained.sample_latents(count, torch.Generator().manual_seed(0), fitted_to=x)
-    assert [layer.shape[1:] for layer in drawn] == [layer.shape[1:] for layer in inferred]
-    found = torch.cat([layer.flatten(1) for layer in drawn], 1).double().numpy()
-    covariance, variances = np.cov(wanted.T), wanted.var(0, ddof=1)
-    assert (abs(found.mean(0) - wanted.mean(0)) / np.sqrt(variances / count)).max() < 5
-    error = np.sqrt((variances[:, None] * variances + covariance**2) / count)  # of an estimated covariance
-    assert (abs(np.cov(found.T) - covariance) / error).max() < 5
-    across = covariance[: inferred[0][0].numel(), inferred[0][0].numel() :]
-    assert abs(across / error[: len(across), len(across) :]).max() > 10  # layers depend on each other, which is kept
-
-    size = wanted.shape[1]
-    with pytest.raises(ValueError, match=f"a Gaussian over {size} latents cannot be fitted to {size} images"):
-        trained.sample(3, fitted_to=x[:size])
+def test_the_prior_of_a_run_that_goes_on_has_the_moments_of_the_inferred_latents(tmp_path):
+    """Measured a second time, with the model as it is and the public functions."""
+    changes = {"iterations": 160, "batch": 32, "learning_rates": (1e-3,), "warm_up": 20, "evaluate_every": 100}
+    loop = open_loop(SMOKE.changed(tune="guard", **changes), tmp_path)
+    while loop.iteration < 150:
+        loop.advance()
+    assert loop.prior.kind == "gaussian"
+    trained = snapshot(loop)
+    x = data.load("embedded", "train").batch(slice(0, 500))
+    z = torch.cat([layer.flatten(1) for layer in trained.infer(x)], 1)
+    covariance = loop.prior.factor @ loop.prior.factor.T
+    assert torch.allclose(covariance.diagonal().sqrt(), z.std(0), rtol=0.15)
+    assert torch.allclose(loop.prior.mean, z.mean(0), atol=0.25)
 
 
 @pytest.mark.parametrize("changes", [{"warm_up": 0}, {"warm_up": 3}, {"warm_up": 3, "learn_last_later": 2}])
@@ -552,7 +525,7 @@ def test_the_preset_of_the_paper_tunes_as_its_algorithm_says():
     assert settings.tune_deltas == tuple(pytest.approx(i / 100) for i in range(1, 16))
     assert (settings.entropy, settings.estimator, settings.step_control) == ("conditional", "exact", "tuned")
     assert (paper.data.crop, settings.loss, settings.cool_down) == ("whole", "log-joint", 0)
-    assert not settings.fit_spread
+    assert paper.run.prior == "normal"
 
 
 def test_epochs_show_each_image_once():

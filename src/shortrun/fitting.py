@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import threading
@@ -24,7 +25,7 @@ from shortrun.trained import Trained
 from shortrun.training.config import Config
 from shortrun.training.history import History
 from shortrun.training.loop import Loop, prepare_folder
-from shortrun.training.model_folder import name_of
+from shortrun.training.model_folder import name_of, write_prior
 from shortrun.training.presets import preset
 
 GIVEN = "given in Python"
@@ -124,8 +125,10 @@ def fit(
             loop.save()
         with _interruptible() as interrupted:
             _run(loop, progress, interrupted, callback)
-        if place is not None or loop.iteration:
-            loop.save()
+            if place is not None or loop.iteration:
+                loop.save()
+            if loop.share >= 1 and not interrupted and config.run.prior != "normal":
+                _fit_prior(loop, interrupted, quiet)
     if interrupted and place is not None:
         progress.log(f"{interrupted[0]}: saved at iteration {loop.iteration}. Continue with `shortrun resume {place}`")
     return snapshot(loop, stopped=bool(interrupted))
@@ -135,7 +138,7 @@ def snapshot(loop: Loop, stopped: bool = False) -> Trained:
     """The model of a run as it is; it shares the parameters with the run."""
     description = loop.description()
     info = description.info | {"stopped": stopped, "divergent": loop.divergent}
-    trained = Trained(loop.model, replace(description, info=info), History(loop.history))
+    trained = Trained(loop.model, replace(description, info=info), loop.prior, History(loop.history))
     return trained.eval() if loop.share >= 1 or stopped else trained
 
 
@@ -199,6 +202,41 @@ def _interruptible() -> Iterator[list[str]]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def _fit_prior(loop: Loop, interrupted: list[str], quiet: bool) -> None:
+    """Learn the law of the latents of a finished model, unless that has been done, and save it with the model."""
+    run, model = loop.run, loop.model
+    if loop.fitted_prior is not None or not hasattr(model, "log_prior") or not hasattr(model, "decode"):
+        return
+    batch = loop.some(run.prior_images)
+    progress = Progress(quiet, what="prior")
+
+    def report(share: float, text: str) -> None:
+        progress.show(share, text)
+        loop.agree(interrupted)
+        if interrupted:
+            raise _StopError
+
+    trained = snapshot(loop)
+    try:
+        with progress, contextlib.suppress(_StopError):
+            loop.fitted_prior = trained.fit_prior(batch.x, run.prior, mask=batch.mask, seed=run.seed, report=report)
+    except ValueError as error:  # too few latents, or an extra that is not installed: the model is trained all the same
+        progress.log(f"no prior was learned: {error}")
+    prior = loop.fitted_prior
+    if prior is not None:
+        prior.info["iterations"] = loop.iteration
+        progress.log(
+            f"prior {prior.kind}: held-out latents have {prior.info['log_density']:.1f} nats, with N(0, I) "
+            f"{prior.info['log_density_normal']:.1f}; {prior.info['seconds_in_all']:.0f} s"
+        )
+        if loop.folder is not None and loop.processes.is_main_process:
+            write_prior(loop.folder / "model", prior)
+
+
+class _StopError(Exception):
+    """Ctrl-C while the prior is learned: the model keeps that of its last iterations."""
 
 
 def _run(loop: Loop, progress: Progress, interrupted: list[str], callback: Callback | None) -> None:

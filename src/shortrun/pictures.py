@@ -30,6 +30,18 @@ def _pixels(image: Tensor) -> np.ndarray[Any, Any]:
     return array[0] if array.shape[0] == 1 else array.transpose(1, 2, 0)
 
 
+def sample_rows(trained: Any, count: int, seed: int = 0) -> list[tuple[str, Tensor]]:
+    """Samples for :func:`save_grid`, ten in a row: from N(0, I), and from the learned prior where there is one."""
+    laws = [("normal", "N(0, I)" if trained.method != "glo" else "Gaussian")]
+    if trained.prior is not None:
+        laws.append(("learned", f"learned ({trained.prior.kind})"))
+    rows = []
+    for law, label in laws:
+        parts = trained.sample(count, prior=law, seed=seed).split(10)
+        rows += [(label if i == 0 else "", part) for i, part in enumerate(parts)]
+    return rows
+
+
 def save_grid(path: Path, rows: Sequence[tuple[str, Tensor]], title: str = "") -> None:
     """Each row is a label and images of shape ``(n, colours, height, width)`` in [-1, 1]."""
     width = max(len(images) for _, images in rows)

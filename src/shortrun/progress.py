@@ -18,10 +18,10 @@ class Progress:
             the bar would need.
     """
 
-    def __init__(self, quiet: bool = False, display: Callable[..., Any] | None = None) -> None:
+    def __init__(self, quiet: bool = False, display: Callable[..., Any] | None = None, what: str = "training") -> None:
         from rich.console import Console
 
-        self.console = Console(stderr=True, quiet=quiet)
+        self.console, self.what = Console(stderr=True, quiet=quiet), what
         if display is None and self.console.is_jupyter and importlib.util.find_spec("ipywidgets") is None:
             display = importlib.import_module("IPython.display").display
         self._display = None if quiet else display
@@ -38,13 +38,13 @@ class Progress:
         from rich.progress import Progress as Bar
 
         if self._display is not None:
-            self._line = self._display({"text/plain": "training"}, raw=True, display_id=True)
+            self._line = self._display({"text/plain": self.what}, raw=True, display_id=True)
             return self
         status = TextColumn("{task.fields[status]}")
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), status)
         self._bar = Bar(*columns, console=self.console, transient=False, disable=self.console.quiet)
         self._bar.__enter__()
-        self._task = self._bar.add_task("training", total=1.0, status="")
+        self._task = self._bar.add_task(self.what, total=1.0, status="")
         return self
 
     def show(self, share: float, status: str) -> None:
@@ -53,7 +53,7 @@ class Progress:
             self._bar.update(self._task, completed=share, status=status)
         elif time.monotonic() - self._shown > 0.5 or share >= 1:
             self._shown = time.monotonic()
-            self._line.update({"text/plain": f"training {100 * min(share, 1):.0f} %: {status}"}, raw=True)
+            self._line.update({"text/plain": f"{self.what} {100 * min(share, 1):.0f} %: {status}"}, raw=True)
 
     def __exit__(self, *details: Any) -> None:
         if self._bar is not None:

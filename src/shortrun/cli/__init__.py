@@ -13,14 +13,15 @@ from typing import Annotated, Any
 
 import tyro
 
-from shortrun.cli import studies, train, use
+from shortrun.cli import samples, studies, train, use
 from shortrun.core.langevin import DivergenceError, DivergenceWarning
 from shortrun.processes import processes
 
 CHECKED_ERRORS = (ValueError, TypeError, OSError, DivergenceError)
 COMMANDS: tuple[type[Callable[[], None]], ...] = (
-    train.Train, train.Resume, studies.Compare, use.Fid, use.Evaluate, use.Sample, use.Reconstruct, use.Inpaint,
-    use.Traverse, use.Interpolate, use.Tune, use.Data, studies.Reproduce, studies.Bench, studies.Demo,
+    train.Train, train.Resume, studies.Compare, samples.Fid, use.Evaluate, samples.Sample, samples.Prior,
+    use.Reconstruct, use.Inpaint, samples.Traverse, samples.Interpolate, use.Tune, use.Data, studies.Reproduce,
+    studies.Bench, studies.Demo,
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tyro.conf import Positional
@@ -71,15 +71,6 @@ class Use:
         images = self.load_set(trained, "test")
         return images.batch(slice(0, min(self.images, len(images))))
 
-    def load_fitted(self, trained: Trained, count: int | None) -> torch.Tensor | None:
-        """Training images whose latents the law of samples is fitted to, if any."""
-        if count is None:
-            return None
-        if count < 1:
-            raise ValueError(f"fitted is {count}; expected the number of training images, one or more")
-        images = self.load_set(trained, "train")
-        return images.batch(images.some(count))
-
     def write(self, name: str, values: dict[str, Any]) -> None:
         """Into a JSON file, and on the screen."""
         path = self.out / f"{name}.json"
@@ -140,26 +131,6 @@ class Evaluate(Use):
             "convention": "mean square error per pixel, images in [-1, 1]",
         }
         self.write("evaluate", values | likelihood)
-
-
-@dataclass
-class Sample(Use):
-    """Draw images from the model.
-
-    Example: shortrun sample mnist-small --images 64 --out pictures
-
-    After a short training: shortrun sample runs/svhn --fitted 2000 --out pictures
-    """
-
-    images: int = 64
-    """Number of samples."""
-    fitted: int | None = None
-    """Number of training images; latents are drawn from a Gaussian fitted to theirs, instead of from the prior."""
-
-    def __call__(self) -> None:
-        trained, rng = self.open()
-        images = trained.sample(self.images, rng=rng, fitted_to=self.load_fitted(trained, self.fitted))
-        print(self.draw("samples.png", [("", row) for row in images.split(10)]))
 
 
 @dataclass
@@ -229,46 +200,6 @@ class Inpaint(Use):
 
 
 @dataclass
-class Traverse(Use):
-    """Change one layer of latents at a time while the others stay fixed.
-
-    Example: shortrun traverse mnist-small --out pictures
-    """
-
-    images: int = 4
-    layer: int | None = None
-    """Layer to change, 0 at the top; by default each in turn."""
-    amount: float | None = None
-    """Move along a random direction from -amount to +amount instead of drawing the layer at random."""
-
-    def __call__(self) -> None:
-        trained, rng = self.open()
-        x = self.held_out(trained)
-        z = trained.infer(x, rng=rng)
-        for layer in range(len(z)) if self.layer is None else [self.layer]:
-            images = trained.traverse(z, layer, 10, amount=self.amount, rng=rng)
-            title = f"only z_{len(z) - layer} changes" + (" (top layer)" if layer == 0 else "")
-            rows = [(f"image {i + 1}", images[:, i]) for i in range(len(x))]
-            print(self.draw(f"traverse_layer_{len(z) - layer}.png", rows, title))
-
-
-@dataclass
-class Interpolate(Use):
-    """Walk through the latents from one held-out image to another.
-
-    Example: shortrun interpolate mnist-small --out pictures
-    """
-
-    def __call__(self) -> None:
-        trained, rng = self.open()
-        z = trained.infer(self.held_out(trained), rng=rng)
-        count = len(z[0]) // 2
-        first, last = tuple(layer[0 : 2 * count : 2] for layer in z), tuple(layer[1::2] for layer in z)
-        images = trained.interpolate(first, last, 10)
-        print(self.draw("interpolation.png", [("", images[:, i]) for i in range(count)]))
-
-
-@dataclass
 class Tune(Use):
     """The free energy of a trained model over step sizes.
 
@@ -311,49 +242,6 @@ class Tune(Use):
             "ruled_out": result.ruled_out.tolist(),
         }
         self.write("tune", values)
-
-
-@dataclass
-class Fid(Use):
-    """FID and KID of samples.
-
-    Example: shortrun fid mnist-small --data mnist --samples 2000 --out results
-
-    As the authors' script does, 40,000 samples against all training images: shortrun fid RUN --protocol paper --out DIR
-    """
-
-    samples: int = 2000
-    """Number of samples, and of reference images (at most all there are)."""
-    protocol: Literal["n", "paper"] = "n"
-    """paper: 40,000 samples against all training images."""
-    reference: Split = "train"
-    """Which images the samples are compared with."""
-    fitted: int | None = None
-    """Number of training images; latents are drawn from a Gaussian fitted to theirs, instead of from the prior."""
-
-    def __call__(self) -> None:
-        from shortrun import metrics
-
-        trained, rng = self.open()
-        network = metrics.inception(device=trained.device)
-        paper = self.protocol == "paper"
-        samples = metrics.PAPER_SAMPLES if paper else self.samples
-        if samples < 2:
-            raise ValueError(f"samples is {samples}; expected two or more")
-        known = self.load_set(trained, "train" if paper else self.reference)
-        reference = known.array if paper else known.part(samples)
-        fitted_to = self.load_fitted(trained, self.fitted)
-        begun = time.perf_counter()
-        values = trained.score(reference, samples, rng=rng, network=network, fitted_to=fitted_to)
-        facts = {
-            "reference": f"{known.name} ({known.split})",
-            "reference_checksum": known.checksum,
-            "protocol": self.protocol,
-            "fitted": None if fitted_to is None else len(fitted_to),  # there may be fewer than asked for
-            "seed": self.seed,
-            "seconds": round(time.perf_counter() - begun, 1),
-        }
-        self.write("fid", values | facts)
 
 
 @dataclass

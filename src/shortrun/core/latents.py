@@ -77,6 +77,15 @@ def unflatten(flat: Tensor, shapes: Sequence[Sequence[int]]) -> Latents:
     return tuple(part.reshape(len(part), *shape) for part, shape in zip(parts, shapes, strict=True))
 
 
+def between(a: Tensor, b: Tensor, share: float) -> Tensor:
+    """A point on the arc from ``a`` to ``b``, rows of latents: the norm changes evenly, not the chord."""
+    flat_a, flat_b = a.flatten(1), b.flatten(1)
+    cosine = torch.nn.functional.cosine_similarity(flat_a, flat_b, dim=1).clamp(-0.999, 0.999)
+    angle = torch.arccos(cosine)[:, None]
+    mixed = (torch.sin((1 - share) * angle) * flat_a + torch.sin(share * angle) * flat_b) / torch.sin(angle)
+    return mixed.view_as(a)
+
+
 def has_normal_prior(model: Any) -> bool:
     """Whether the prior is N(0, I), as a model says by ``standard_normal_prior``."""
     return bool(getattr(model, "standard_normal_prior", False))

@@ -165,10 +165,10 @@ class DecoderModel(nn.Module):
             z, diagnostics = infer_with_diagnostics(self, x, dynamics, mask=mask, rng=rng)
         return Inferred(z, diagnostics.divergent[-1])
 
-    def sample(self, count: int, rng: Rng = None, widths: Sequence[float] = ()) -> Tensor:
-        """What the decoder makes of latents from the prior; with ``widths``, from N(0, widths_l^2 I) in each layer."""
+    def sample(self, count: int, rng: Rng = None) -> Tensor:
+        """What the decoder makes of latents from the prior."""
         with torch.no_grad(), evaluating(self):
-            return self.decode(widen(self.sample_prior(count, rng), widths))
+            return self.decode(self.sample_prior(count, rng))
 
     def lower_bound(self, x: Tensor, rng: Rng = None) -> Tensor:
         """A lower bound of log p(x), shape ``(n,)``, for models that have one.
@@ -192,19 +192,14 @@ def infer_new(model: Any, x: Tensor, dynamics: Langevin, *, mask: Tensor | None 
     return Inferred(z, diagnostics.divergent[-1])
 
 
-def sample_from(model: Any, count: int, rng: Rng = None, widths: Sequence[float] = ()) -> Tensor:
+def sample_from(model: Any, count: int, rng: Rng = None) -> Tensor:
     """By the model's own way to draw samples; for any other with a method ``decode``, of latents from its prior."""
     if hasattr(model, "sample"):
-        return model.sample(count, rng, widths)
+        return model.sample(count, rng)
     if not hasattr(model, "decode"):
         raise NotPossibleError(f"{type(model).__name__} has no method decode(z), so there is nothing to show")
     with torch.no_grad(), evaluating(model):
-        return model.decode(widen(model.sample_prior(count, rng), widths))
-
-
-def widen(z: Latents, widths: Sequence[float]) -> Latents:
-    """Each layer times its width, if there is any."""
-    return tuple(layer * width for layer, width in zip(z, widths, strict=True)) if widths else z
+        return model.decode(model.sample_prior(count, rng))
 
 
 class GaussianModel(DecoderModel):

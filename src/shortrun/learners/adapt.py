@@ -8,10 +8,12 @@ update the step was too long and is shortened, else the updates were too large a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from torch import Tensor
+
+from shortrun.core.langevin import Langevin
 from shortrun.core.tune import Guard, TuneResult
 
 
@@ -46,8 +48,8 @@ class Rules:
     pace: tuple[float, float] = (0.995, 1.05)
     """The same after ``settling`` iterations."""
     settling: int = 100
-    memory: float = 0.9
-    """Share of the past in the running average of the squared latents."""
+    memory: float = 0.99
+    """Share of the past in the running moments of the latents."""
     gradient_steps: int = 4
     """Of one tuning by gradient, where the step also follows the curvature."""
     gradient_steps_tuned: int = 40
@@ -102,13 +104,31 @@ def chosen_candidate(rules: Rules, result: TuneResult, present: float, by_grid: 
     return min(passing, key=lambda i: float(result.free_energy[i]), default=None)
 
 
-def averaged_widths(rules: Rules, widths: Sequence[float], mean_squares: Sequence[float]) -> tuple[float, ...]:
-    """Width of the latents at the end of the chains, averaged over the last iterations.
+def described(result: TuneResult, chosen: Langevin) -> dict[str, Any]:
+    """What the log shows of a tuning."""
+    return {
+        "chosen": chosen.step_size, "step_sizes": result.step_sizes, "free_energy": result.free_energy.tolist(),
+        "stability": result.stability.tolist(), "ruled_out": result.ruled_out.tolist(),
+    }  # fmt: skip
 
-    Long steps keep the generator flat: after a short training the latents of images spread further than N(0, I),
-    and samples of the prior lack contrast. Among ``N(0, c_l^2 I)`` the mean square of the inferred latents is the
-    most likely ``c_l^2``. Chains still start from N(0, I), as they were trained.
-    """
-    past = [width**2 for width in widths] or mean_squares
-    memory = rules.memory
-    return tuple(math.sqrt(memory * a + (1 - memory) * b) for a, b in zip(past, mean_squares, strict=True))
+
+class Moments(NamedTuple):
+    """Mean and mean square of the latents at the end of the chains, averaged over the last iterations."""
+
+    mean: Tensor
+    """Shape ``(d,)``, all layers side by side, in double precision."""
+    square: Tensor
+    """``E z z^T``, shape ``(d, d)``."""
+    iterations: int = 1
+
+    def covariance(self) -> Tensor:
+        return self.square - self.mean[:, None] * self.mean
+
+
+def averaged_moments(rules: Rules, past: Moments | None, mean: Tensor, square: Tensor) -> Moments:
+    """The moments after an iteration: a plain average first, then one that forgets."""
+    if past is None:
+        return Moments(mean, square)
+    iterations = past.iterations + 1
+    share = max(1 / iterations, 1 - rules.memory)
+    return Moments(past.mean.to(mean).lerp(mean, share), past.square.to(mean).lerp(square, share), iterations)

@@ -17,8 +17,9 @@ from torch import Tensor
 from shortrun.core.langevin import Langevin
 from shortrun.core.latents import Rng
 from shortrun.core.model import infer_new
-from shortrun.learners.adapt import Control
+from shortrun.learners.adapt import Control, Moments
 from shortrun.nets.build import GeneratorNetwork, Shape, build_model
+from shortrun.priors import Prior
 from shortrun.processes import Processes
 
 COMPILED_TOLERANCE = {"no": 1e-3, "bf16": 0.1}
@@ -76,8 +77,8 @@ class State:
     iteration: int = 0
     control: Control = field(default_factory=Control)
     """Of the step size: see :mod:`shortrun.learners.adapt`."""
-    widths: tuple[float, ...] = ()
-    """Of each layer of latents, for samples, where it is not that of the prior."""
+    moments: Moments | None = None
+    """Of the latents that were inferred in the last iterations, for samples."""
     memory: dict[str, Tensor] = field(default_factory=dict)
     """Tables with a row per training example."""
     tuned_at: int = -1
@@ -89,21 +90,28 @@ class State:
         """The plain values, as JSON has them; tensors and generators are saved beside them."""
         return {
             "dynamics": self.dynamics.as_dict(), "iteration": self.iteration, "control": self.control._asdict(),
-            "widths": list(self.widths), "tuned_at": self.tuned_at,
+            "tuned_at": self.tuned_at, "moments": 0 if self.moments is None else self.moments.iterations,
         }  # fmt: skip
 
-    def restored(self, values: dict[str, Any], memory: dict[str, Tensor]) -> State:
-        """With the plain values and tables of a checkpoint; those of version 0.1 have other names for them."""
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint saves of it besides plain values, parameters and generators."""
+        own = {} if self.moments is None else {"moments.mean": self.moments.mean, "moments.square": self.moments.square}
+        return self.memory | own
+
+    def restored(self, values: dict[str, Any], tensors: dict[str, Tensor]) -> State:
+        """With the plain values and tensors of a checkpoint; those of version 0.1 have other names for them."""
+        memory = dict(tensors)
+        mean, square = (memory.pop(f"moments.{name}", None) for name in ("mean", "square"))
+        moments = None if mean is None or square is None else Moments(mean, square, values["moments"])
         if "dynamics" not in values:
             size, steps = values["step_size"], self.dynamics.steps
             values = {
                 "dynamics": {"steps": steps, "step_size": size}, "iteration": values.get("iterations", 0),
                 "control": {k: values[k] for k in ("target_size", "caution") if k in values},
-                "widths": values.get("spread", ()),
             }  # fmt: skip
         return replace(
             self, dynamics=Langevin.from_dict(values["dynamics"]), iteration=values["iteration"],
-            control=Control(**values["control"]), widths=tuple(values["widths"]), memory=memory,
+            control=Control(**values["control"]), moments=moments, memory=memory,
             tuned_at=values.get("tuned_at", -1),
         )  # fmt: skip
 
@@ -186,6 +194,10 @@ class Learner:
     def ready(self, state: State, batch: Batch, rng: torch.Generator) -> State:
         """Before the model is used or saved, with training examples: fit whatever its use needs."""
         return state
+
+    def prior(self, state: State) -> Prior | None:
+        """The law of the latents as learning has seen them so far; None for that of the model."""
+        return None
 
     def dynamics_of_use(self, state: State) -> Langevin:
         """What infers new examples: that of learning, where its chains start from the prior."""

@@ -27,9 +27,10 @@ from shortrun.core.langevin import DivergenceError, Langevin, Point, chain, cool
 from shortrun.core.latents import Latents, dimensions, flatten, has_normal_prior, seeded, standard_normal
 from shortrun.core.target import Target
 from shortrun.core.tune import Guard, StepSizeError, TuneResult, tune_by_gradient, tune_by_grid
-from shortrun.learners.adapt import Control, Rules, averaged_widths, chosen_candidate, followed_size
+from shortrun.learners.adapt import Control, Rules, averaged_moments, chosen_candidate, described, followed_size
 from shortrun.learners.base import COMPILED_TOLERANCE, Batch, Info, Learner, Moment, State
 from shortrun.learners.gradients import Evaluator
+from shortrun.priors import GaussianPrior, Prior
 
 DIVERGENCE_ALONE = Guard(limit=math.inf)
 
@@ -65,8 +66,6 @@ class ShortRunSettings:
     the paper's Algorithm 1: the step is what was tuned, nothing else changes it, and divergence ends the run."""
     tune_per: Literal["run", "step", "layer"] = "run"
     """For tune=gradient: one step size, one per step, or one per step and layer."""
-    fit_spread: bool = True
-    """Draw samples as wide as the latents were in training, instead of from the prior itself, where that is N(0, I)."""
     learn_last: int | None = None
     """m: update the generator at each of the last m points of the chain; 1 is the paper's algorithm. By default 0.72
     of the steps: 18 of 25."""
@@ -247,8 +246,9 @@ class ShortRun(Learner):
                 loss, finite = self.descend(state.optimiser, used, (~unused).sum(), gradients, unit)
                 if not finite:
                     break
-        squares = [layer[~diverged].double().square().sum() for layer in z]
-        sums = self.processes.total(torch.stack([diverged.sum().double(), early.sum().double(), *squares]))
+        kept_z = flatten(z)[~diverged].detach().double()
+        counts = torch.stack([diverged.sum().double(), early.sum().double()])
+        sums = self.processes.total(torch.cat([counts, kept_z.sum(0), (kept_z.T @ kept_z).flatten()]))
         total, before_updates = int(sums[0]), int(sums[1])
         if not follows:
             self._stop_if_divergent(state, total, count, finite)
@@ -257,9 +257,10 @@ class ShortRun(Learner):
             state, kept = self._judge(state, before, total, before_updates, count) if follows else (state, True)
             if kept:
                 self.keep(state, batch, z)
-                if self.settings.fit_spread and has_normal_prior(self.model) and total < count:
-                    means = [float(a) / (count - total) / b[0].numel() for a, b in zip(sums[2:], z, strict=True)]
-                    state = replace(state, widths=averaged_widths(self.rules, state.widths, means))
+                if total < count:
+                    mean, square = (sums[2:] / (count - total)).split([dimension, dimension**2])
+                    square = square.view(dimension, dimension)
+                    state = replace(state, moments=averaged_moments(self.rules, state.moments, mean, square))
             looks = follows and kept and self.settings.tune != "off"
             if looks and state.iteration % self.rules.look_every == 0:
                 rising = not (moment.decaying and state.iteration >= self.rules.settling)
@@ -305,6 +306,12 @@ class ShortRun(Learner):
             f"{size.delta:.3g}), and with --step-control tuned nothing changes it. {advice}. The last "
             "checkpoint is kept"
         )
+
+    def prior(self, state: State) -> Prior | None:
+        """The Gaussian of the latents of the last iterations."""
+        if state.moments is None:
+            return None
+        return GaussianPrior.of(state.moments.mean, state.moments.covariance()).to(self.parameters[0])
 
     # -- the step size --------------------------------------------------------------------------------
 
@@ -357,7 +364,7 @@ class ShortRun(Learner):
         sources = self.processes.own(seeded(state.tuning_rng, count))
         if self.settings.step_control == "tuned":
             result = self.search(x, mask, sources, state.dynamics, None)
-            return replace(state, dynamics=result.dynamics, tuning=_described(result, result.dynamics))
+            return replace(state, dynamics=result.dynamics, tuning=described(result, result.dynamics))
         tried = state.dynamics
         for _ in range(12):
             try:
@@ -376,7 +383,7 @@ class ShortRun(Learner):
         # once it has settled, the controller leads the step there slowly
         settled = state.iteration >= self.rules.settling and by_grid
         dynamics = state.dynamics if settled else chosen
-        return replace(state, control=control, dynamics=dynamics, tuning=_described(result, chosen))
+        return replace(state, control=control, dynamics=dynamics, tuning=described(result, chosen))
 
     def search(self, x: Tensor, mask: Tensor | None, rng: Any, dynamics: Langevin, guard: Guard | None) -> TuneResult:
         """The free energy over step sizes around that of ``dynamics``, or over the candidates of the settings."""
@@ -399,11 +406,3 @@ class ShortRun(Learner):
         sizes = [delta**2 / 2 for delta in settings.tune_deltas]
         sizes = sizes or [dynamics.step_size * factor for factor in (1 / 1.4, 1.0, 1.4)]
         return tune_by_grid(self.model, x, dynamics, sizes, how, **options)
-
-
-def _described(result: TuneResult, chosen: Langevin) -> dict[str, Any]:
-    """What the log shows of a tuning."""
-    return {
-        "chosen": chosen.step_size, "step_sizes": result.step_sizes, "free_energy": result.free_energy.tolist(),
-        "stability": result.stability.tolist(), "ruled_out": result.ruled_out.tolist(),
-    }  # fmt: skip

@@ -5,6 +5,7 @@ All are in nats per image for the density of images in [-1, 1]; :func:`bits_per_
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,10 @@ import torch
 from torch import Tensor
 
 from shortrun.core.latents import Latents, standard_normal
+from shortrun.core.model import NotPossibleError
 from shortrun.core.target import Target
 
+WEIGHTS = 64  # samples of the importance-weighted estimate
 LEAPFROG = 8
 ACCEPTANCE = 0.7
 
@@ -97,3 +100,39 @@ def annealed_importance(model: Any, x: Tensor, rng: torch.Generator, stages: int
     fresh = Target(model, x, None, rng=rng, chains=chains)
     log_weight = run(fresh.flatten(fresh.start), sizes, adapt=False)
     return torch.logsumexp(log_weight.view(len(x), chains), 1) - math.log(chains)
+
+
+def known_likelihoods(model: Any, joint: Any, x: Tensor, stages: int, rng: torch.Generator) -> dict[str, Any]:
+    """All that can be estimated of log p(x), as :meth:`shortrun.Trained.log_likelihood` says.
+
+    Args:
+        model: with the prior that it was trained with.
+        joint: the same with a learned prior, or the model itself.
+    """
+    found: dict[str, Any] = {"likelihood_images": len(x)}
+
+    def note(name: str, values: Tensor) -> None:
+        values, count = values.double(), x[0].numel()
+        density = hasattr(model, "sigma")  # else a probability, of what is discrete itself
+        bits = bits_per_dimension(values, count) if density else -values / count / math.log(2)
+        for key, each in ((name, values), (f"{name}_bits", bits)):
+            found[key] = float(each.mean())
+            if len(x) > 1:
+                found[f"{key}_error"] = float(each.std() / math.sqrt(len(x)))
+
+    with contextlib.suppress(NotPossibleError):
+        if hasattr(model, "lower_bound"):
+            note("lower_bound", model.lower_bound(x, rng))
+    if hasattr(model, "encode"):
+        note("importance_weighted", importance_weighted(model, x, model.encode, rng, WEIGHTS))
+        found["importance_weights"] = WEIGHTS
+    if stages and hasattr(model, "log_prior"):
+        own = annealed_importance(model, x, rng, stages)
+        if joint is model:
+            note("annealed", own)
+        else:
+            learned = annealed_importance(joint, x, rng, stages)
+            note("annealed", learned)
+            note("annealed_normal", own)
+            note("annealed_gain", learned - own)  # paired, so that its error is that of the difference
+    return found

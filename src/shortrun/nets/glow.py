@@ -17,7 +17,6 @@ convolution that starts at zero with a learned scale nor a prior at a split that
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -176,7 +175,7 @@ class GlowFlow(nn.Module):
 
     draw = infer_by_dynamics = infer
 
-    def sample(self, count: int, rng: Rng = None, widths: Sequence[float] = ()) -> Tensor:
+    def sample(self, count: int, rng: Rng = None) -> Tensor:
         noise = tuple(standard_normal((count, *shape), self.sigma, rng) for shape in self.latent_shapes)
         with torch.no_grad():
             return self.decode(noise).clamp(-1, 1)

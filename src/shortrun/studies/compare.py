@@ -23,10 +23,11 @@ from shortrun.fitting import fit
 from shortrun.learners import Method
 from shortrun.masks import make_mask
 from shortrun.metrics.errors import hidden_errors, mean_image_error, mse_per_image
-from shortrun.pictures import save_bars, save_grid
+from shortrun.metrics.likelihood import WEIGHTS
+from shortrun.pictures import sample_rows, save_bars, save_grid
 from shortrun.studies.report import markdown_table
 from shortrun.studies.sources import machine, training_of
-from shortrun.trained import WEIGHTS, By, Trained, load
+from shortrun.trained import By, Trained, load
 from shortrun.training.config import Config
 from shortrun.training.presets import Preset, preset
 
@@ -38,6 +39,8 @@ COLUMNS = {
     "hidden_mse_by_dynamics": "hidden MSE by dynamics",
     "fid": "FID",
     "kid": "KID",
+    "fid_normal": "FID, N(0, I)",
+    "kid_normal": "KID, N(0, I)",
     "lower_bound_bits": "bits/dim, bound",
     "importance_weighted_bits": "bits/dim, importance-weighted",
     "annealed_bits": "bits/dim, AIS",
@@ -174,9 +177,8 @@ class Measuring:
         return found
 
     def sample(self) -> dict[str, Any]:
-        images = self.trained.sample(40, seed=self.terms.seed)
-        save_grid(self.folder / "samples.png", [("", part) for part in images.split(10)])
-        return {}
+        save_grid(self.folder / "samples.png", sample_rows(self.trained, 40, self.terms.seed))
+        return {"prior": "normal" if self.trained.prior is None else self.trained.prior.kind}
 
     def likelihood(self) -> dict[str, Any]:
         if not self.terms.likelihood_images:
@@ -238,7 +240,7 @@ def cell(row: dict[str, Any], key: str) -> str:
         error = row.get(f"{key}_error")
         return f"{value:.2f}" if error is None else f"{value:.2f} ± {error:.2f}"
     if isinstance(value, float):
-        return f"{value:.{ {'fid': 1, 'seconds': 0}.get(key, 4) }f}"
+        return f"{value:.{ {'fid': 1, 'fid_normal': 1, 'seconds': 0}.get(key, 4) }f}"
     return str(value)
 
 

@@ -16,7 +16,7 @@ from shortrun.files import read_lines, write_json
 from shortrun.fitting import fit
 from shortrun.masks import make_mask
 from shortrun.metrics.errors import mse_per_image
-from shortrun.pictures import save_curve, save_grid, save_lines
+from shortrun.pictures import sample_rows, save_curve, save_grid, save_lines
 from shortrun.studies.report import page, paragraph, picture, section, table
 from shortrun.trained import Reconstruction, Trained, load
 from shortrun.training.config import Config
@@ -103,10 +103,10 @@ def draw_uses(album: Album, trained: Trained, x: Tensor, inferred: Reconstructio
         album.add("reconstructions.png", "Reconstructions", "Held-out digits, and what the generator makes of the "
                   f"latents that K = {trained.dynamics.steps} Langevin steps infer. There is no encoder."), rows,
     )  # fmt: skip
-    images = trained.sample(60, rng=rng)
     save_grid(
-        album.add("samples.png", "Samples", samples_text(trained.widths)), [("", row) for row in images.split(10)]
-    )
+        album.add("samples.png", "Samples", "Latents drawn from N(0, I), decoded; and from the prior that was "
+                  "learned from the latents of the training digits."), sample_rows(trained, 40),
+    )  # fmt: skip
     shown = x[:10]
     for i, name in enumerate(MASKS):
         mask = make_mask(name, shown, rng)
@@ -142,17 +142,6 @@ def draw_training(album: Album, lines: Sequence[dict[str, Any]], config: Config)
             [(name, [line["seconds"] for line in known], [line[key] for line in known])],
             ("seconds of training", axis), log_y=True,
         )  # fmt: skip
-
-
-def samples_text(widths: Sequence[float]) -> str:
-    """Which latents the samples are made of; ``widths`` are those of the layers, if they are not those of the prior."""
-    if not widths:
-        return "Latents drawn from the prior, decoded."
-    listed = ", ".join(f"{width:.2f}" for width in widths)
-    return (
-        f"Latents drawn from the prior, each layer times the width that its latents had in training ({listed}; top "
-        "layer first), decoded."
-    )
 
 
 def write_report(path: Path, pictures: list[tuple[str, str, str]], numbers: dict[str, Any], config: Config) -> None:

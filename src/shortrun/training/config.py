@@ -6,7 +6,7 @@ import difflib
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -16,6 +16,7 @@ from shortrun.learners import Method, learner_class
 from shortrun.learners.glo import GLOSettings
 from shortrun.learners.short_run import ShortRunSettings
 from shortrun.learners.vae import VAESettings
+from shortrun.priors import PriorKind
 from shortrun.processes import MixedPrecision
 
 COMPILE_FROM_MINUTES, COMPILE_FROM_UPDATES = 10.0, 20_000
@@ -67,12 +68,19 @@ class RunSettings:
     """Of the network; latents and their update stay in float32."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether gradients are compiled: it takes up to half a minute once; auto does it for long runs."""
+    prior: PriorKind = "mixture"
+    """The law of the latents that samples are drawn from, fitted to those of training images once training is over:
+    gaussian, mixture, flow or energy; normal leaves it at N(0, I), as in the paper. Chains start there anyway."""
+    prior_images: int = 10_000
+    """Number of training images whose latents it is fitted to (at most all there are)."""
     tensorboard: bool = False
     """Also write TensorBoard events into the run folder."""
 
     def __post_init__(self) -> None:
         problems = []
-        for name in ("batch", "evaluate_images"):
+        if self.prior not in get_args(PriorKind):
+            problems.append(f"prior is {self.prior!r}; accepted: {', '.join(get_args(PriorKind))}")
+        for name in ("batch", "evaluate_images", "prior_images"):
             if getattr(self, name) < 1:
                 problems.append(f"{name} is {getattr(self, name)}; expected one or more")
         if self.rate_changes and (
@@ -156,6 +164,8 @@ class Config:
         values = yaml.safe_load(path.read_text())
         method = values.pop("method", "short-run")
         network = values.pop("model", {})
+        if not values.pop("fit_spread", True):  # what version 0.1 called it
+            values.setdefault("prior", "normal")
         learner = learner_class(method)
         kinds: list[Any] = [DataSettings, RunSettings, learner.Settings]
         known = set().union(*(names_of(kind) for kind in [*kinds, ShortRunSettings, VAESettings, GLOSettings]))

@@ -23,10 +23,11 @@ from shortrun.files import read_lines
 from shortrun.learners import Batch, Info, learner_class
 from shortrun.learners.short_run import ShortRun
 from shortrun.masks import make_mask
+from shortrun.priors import Prior, WithPrior
 from shortrun.processes import Processes
 from shortrun.training import checkpoints, schedules
 from shortrun.training.config import Config
-from shortrun.training.model_folder import Description, RunError, write_model
+from shortrun.training.model_folder import Description, RunError, read_prior, write_model
 
 PATIENCE = 20
 OFFERED_IMAGES = 16  # training images that a method gets before evaluations; it may use fewer
@@ -89,6 +90,8 @@ class Loop:
         self.seconds, self.recoveries, self.patience, self.divergent = 0.0, 0, 0, 0
         self.mse = math.nan
         self.tuning_seconds, self.rate_factor = 0.0, 1.0
+        self.fitted_prior: Prior | None = None
+        """Fitted to the latents of the finished model; none while it still learns."""
         self.history: list[dict[str, Any]] = []
         """The lines of metrics.jsonl: evaluations, and events such as tunings."""
         self._checkpoint: checkpoints.Checkpoint | None = None
@@ -96,6 +99,9 @@ class Loop:
             assert folder is not None
             self.history = read_lines(folder / "metrics.jsonl")
             self._restore()
+            saved = read_prior(folder / "model")
+            if saved is not None and (saved.kind, saved.info.get("iterations")) == (self.run.prior, self.iteration):
+                self.fitted_prior = saved.to(self.processes.device)
 
     def _check_model(self) -> None:
         if not hasattr(self.model, "sample") and not hasattr(self.model, "decode"):
@@ -123,12 +129,12 @@ class Loop:
             "patience": self.patience,
             "iteration": self.iteration,
         }
-        taken = checkpoints.take(self.model, self.state.optimiser, self.sources, self.state.memory, state)
+        taken = checkpoints.take(self.model, self.state.optimiser, self.sources, self.state.tensors(), state)
         if self.folder is None:
             self._checkpoint = taken
         else:
             checkpoints.write(self.folder / "checkpoints", taken)
-            write_model(self.folder / "model", self.model, self.description())
+            write_model(self.folder / "model", self.model, self.description(), self.prior)
 
     def description(self) -> Description:
         """What is needed to use the model as it is."""
@@ -136,9 +142,16 @@ class Loop:
         likelihood = type(model).__name__ if self.config.method in ("short-run", "abp") else "GaussianModel"
         return Description(
             self.config.method, self.config.network, self.examples.shape, self.learner.dynamics_of_use(self.state),
-            self.state.widths, self.own_decoder, likelihood, tuple(getattr(model, "latent_shapes", ())),
+            self.own_decoder, likelihood, tuple(getattr(model, "latent_shapes", ())),
             None if sigma is None else float(sigma), getattr(model, "classes", None), self.info(),
         )  # fmt: skip
+
+    @property
+    def prior(self) -> Prior | None:
+        """What samples are drawn from: that fitted after training, before that what learning has seen of latents."""
+        if self.run.prior == "normal":
+            return None
+        return self.fitted_prior or self.learner.prior(self.state)
 
     def info(self) -> dict[str, Any]:
         """About the training so far."""
@@ -152,15 +165,16 @@ class Loop:
             "mse": None if math.isnan(self.mse) else self.mse,
             "held_out": self.validation is not None,
             "seed": self.run.seed,
+            "mask": self.run.mask,
             "processes": self.processes.num_processes,
         }
 
     def _restore(self) -> None:
         taken = self._checkpoint if self.folder is None else checkpoints.read(self.folder / "checkpoints")
         assert taken is not None
-        memory = checkpoints.put_back(taken, self.model, self.state.optimiser, self.sources)
+        tensors = checkpoints.put_back(taken, self.model, self.state.optimiser, self.sources)
         state = taken.state
-        self.state = self.state.restored(state["learner"] | {"iterations": state["iteration"]}, memory)
+        self.state = self.state.restored(state["learner"] | {"iterations": state["iteration"]}, tensors)
         self.seconds = state["seconds"]
         self.mse, self.recoveries = state["mse"], max(self.recoveries, state["recoveries"])
         self.tuning_seconds, self.rate_factor = state["tuning_seconds"], state["rate_factor"]
@@ -239,6 +253,15 @@ class Loop:
             return self.masked(x if source == "order" else x[:count], None)
         return self.at(torch.randint(len(self.examples), (count,), generator=self.sources[source]))
 
+    def some(self, count: int) -> Batch:
+        """Up to ``count`` training examples, always the same ones; of a DataLoader those that come next."""
+        if not isinstance(self.examples, Stream):
+            return self.at(self.examples.some(count))
+        parts = [self.examples.next_batch()]
+        while sum(map(len, parts)) < count:
+            parts.append(self.examples.next_batch())
+        return self.masked(torch.cat(parts)[:count], None)
+
     def at(self, indices: Tensor) -> Batch:
         return self.masked(self.examples.batch(indices), indices)
 
@@ -248,6 +271,7 @@ class Loop:
 
     def advance(self) -> Info:
         """One iteration: tune if it is time, then learn from the next batch."""
+        self.fitted_prior = None
         moment = schedules.moment(self.run, self.iteration, self.share, self.rate_factor)
         if hasattr(self.model, "sigma"):
             self.model.sigma.fill_(schedules.sigma(self.run, self.share))
@@ -326,7 +350,9 @@ class Loop:
     def _draw_pictures(self, folder: Path, x: Tensor, images: Tensor | None) -> None:
         from shortrun.pictures import save_grid
 
-        samples = sample_from(self.model, 30, torch.Generator().manual_seed(self.run.seed), self.state.widths)
+        prior = self.prior
+        model = self.model if prior is None else WithPrior(self.model, prior)
+        samples = sample_from(model, 30, torch.Generator().manual_seed(self.run.seed))
         folder.mkdir(exist_ok=True)
         rows = [] if images is None else [(self.kind, x[:10]), ("reconstruction", images[:10])]
         rows += [("sample" if i == 0 else "", samples[10 * i : 10 * i + 10]) for i in range(3)]

@@ -1,4 +1,4 @@
-"""A model as a folder: ``model.safetensors`` and ``config.json``, which holds all that using the model needs.
+"""A model as a folder: ``model.safetensors``, ``config.json`` with all that using the model needs, and a learned prior.
 
 Reading a folder builds only the networks of this package. A decoder of one's own comes from the caller; the folder
 merely says which one it was.
@@ -11,19 +11,23 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import nn
 
 from shortrun.core import model as models
 from shortrun.core.langevin import Langevin
+from shortrun.core.latents import dimensions, shapes_of
 from shortrun.files import write_atomically, write_json
 from shortrun.learners import learner_class
 from shortrun.learners.abp import visits
 from shortrun.nets.build import ModelError
+from shortrun.priors import GaussianPrior, Prior, prior_class
 from shortrun.training.config import network_of
 
 FORMAT = 2
+PRIOR = "prior.safetensors"
 LIKELIHOODS = ("GaussianModel", "BernoulliModel", "CategoricalModel")
 
 
@@ -42,8 +46,6 @@ class Description:
     """Of one example."""
     dynamics: Langevin
     """What infers new examples."""
-    widths: tuple[float, ...] = ()
-    """Of each layer of latents, for samples; empty for those of the prior."""
     own_decoder: str | None = None
     """Name of a decoder that is not part of this package."""
     likelihood: str = "GaussianModel"
@@ -61,12 +63,41 @@ def name_of(decoder: Any) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def write_model(folder: Path, model: nn.Module, description: Description) -> None:
+def write_model(folder: Path, model: nn.Module, description: Description, prior: Prior | None = None) -> None:
     values = {"format": FORMAT, **asdict(description), "dynamics": description.dynamics.as_dict()}
     values["model"] = values.pop("network")
-    tensors = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
-    write_atomically(folder / "model.safetensors", save(tensors))
+    (folder / PRIOR).unlink(missing_ok=True)  # it is that of other weights
+    write_atomically(folder / "model.safetensors", _bytes(model))
     write_json(folder / "config.json", values)
+    if prior is not None:
+        write_prior(folder, prior)
+
+
+def _bytes(module: nn.Module, metadata: dict[str, str] | None = None) -> bytes:
+    tensors = {key: value.detach().cpu().contiguous() for key, value in module.state_dict().items()}
+    return save(tensors, metadata)
+
+
+def write_prior(folder: Path, prior: Prior) -> None:
+    """One file, which also says of what kind it is and how it was fitted."""
+    about = {"kind": prior.kind, "size": prior.size, "options": prior.options(), "info": prior.info}
+    write_atomically(folder / PRIOR, _bytes(prior, {"prior": json.dumps(about)}))
+
+
+def read_prior(folder: Path) -> Prior | None:
+    """The learned prior of a model, if it has one."""
+    path = folder / PRIOR
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads(file.metadata()["prior"])
+        prior = prior_class(about["kind"])(int(about["size"]), **about["options"])
+        prior.load_state_dict(load_file(path))
+        prior.info = dict(about["info"])
+    except (SafetensorError, OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {error}") from None
+    return prior.eval().requires_grad_(False)
 
 
 def read_description(folder: Path) -> Description:
@@ -78,14 +109,13 @@ def read_description(folder: Path) -> Description:
         kind = values["model"].get("kind", "")
         return Description(
             method, network, tuple(values["image"]), visits(dynamics) if method == "abp" else dynamics,
-            tuple(values.get("spread", ())), kind if ":" in kind else None, sigma=values["sigma"], info=values["info"],
+            kind if ":" in kind else None, sigma=values["sigma"], info=values["info"],
         )  # fmt: skip
     if values["format"] != FORMAT:
         raise RunError(f"{folder} has the format {values['format']}; this version of shortrun reads {FORMAT}")
     return Description(
-        method, network, tuple(values["shape"]), dynamics, tuple(values["widths"]), values["own_decoder"],
-        values["likelihood"], tuple(tuple(shape) for shape in values["latent_shapes"]), values["sigma"],
-        values["classes"], values["info"],
+        method, network, tuple(values["shape"]), dynamics, values["own_decoder"], values["likelihood"],
+        tuple(tuple(shape) for shape in values["latent_shapes"]), values["sigma"], values["classes"], values["info"],
     )  # fmt: skip
 
 
@@ -115,8 +145,8 @@ def build(description: Description, decoder: Any = None) -> Any:
     return learner.adopt(model, description.network, description.shape)
 
 
-def read_model(folder: Path, decoder: Any = None, model: Any = None) -> tuple[Any, Description]:
-    """The model of a folder, and what the folder says about it."""
+def read_model(folder: Path, decoder: Any = None, model: Any = None) -> tuple[Any, Description, Prior | None]:
+    """The model of a folder, what the folder says about it, and its learned prior, if it has one."""
     try:
         description = read_description(folder)
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
@@ -126,4 +156,18 @@ def read_model(folder: Path, decoder: Any = None, model: Any = None) -> tuple[An
         model.load_state_dict(load_file(folder / "model.safetensors"))
     except (SafetensorError, OSError, RuntimeError) as error:
         raise RunError(f"{folder / 'model.safetensors'} cannot be read: {error}") from None
-    return model.eval(), description
+    prior = read_prior(folder) or _prior_of_widths(folder, model)
+    if prior is not None and prior.size != dimensions(shapes_of(model)):
+        raise RunError(f"{folder / PRIOR} is a prior of {prior.size} latents; the model has others")
+    return model.eval(), description, prior
+
+
+def _prior_of_widths(folder: Path, model: Any) -> Prior | None:
+    """Before there were learned priors, a model could say how wide each layer of its latents is."""
+    values = json.loads((folder / "config.json").read_text())
+    widths = values.get("widths") or values.get("spread")
+    if not widths:
+        return None
+    sizes = torch.tensor([dimensions([shape]) for shape in shapes_of(model)])
+    each = torch.tensor(widths, dtype=torch.float64).repeat_interleave(sizes)
+    return GaussianPrior.of(torch.zeros_like(each), each.square().diag()).eval().requires_grad_(False)

@@ -26,13 +26,14 @@ _PAPER: Values = {
     "anneal": 1.0, "anneal_shape": "linear", "evaluate_every": 1000, "evaluate_images": 1000, "checkpoint_every": 1000,
     "steps": 25, "step_size": 0.05**2 / 2, "cool_down": 0, "tune_every": 3000, "tune_images": 4, "tune_chains": 1,
     "tune_deltas": tuple(i / 100 for i in range(1, 16)), "entropy": "conditional", "estimator": "exact",
-    "step_control": "tuned", "fit_spread": False, "learn_last": 1, "loss": "log-joint",
+    "step_control": "tuned", "learn_last": 1, "loss": "log-joint", "prior": "normal",
 }  # fmt: skip
 # Settings of data, loop and short run inference, in one list: their names are unique.
 SETTINGS: dict[Preset, Values] = {
     "smoke": {
         "iterations": 6, "minutes": None, "batch": 8, "warm_up": 2, "evaluate_every": 3, "evaluate_images": 8,
         "checkpoint_every": 3, "steps": 5, "step_size": 0.007, "cool_down": 1, "learn_last": 3, "tune_every": 3,
+        "prior_images": 100,
     },
     "cpu": {"minutes": 10.0},
     "paper": _PAPER,

@@ -13,7 +13,7 @@ from torch import Tensor
 from shortrun.files import read_lines, write_json
 from shortrun.masks import make_mask
 from shortrun.metrics.errors import mse_per_image
-from shortrun.pictures import save_grid, save_lines, save_objectives
+from shortrun.pictures import sample_rows, save_grid, save_lines, save_objectives
 from shortrun.studies import hierarchy
 from shortrun.studies.reproduce.models import OBJECTIVES
 from shortrun.studies.reproduce.place import Place
@@ -29,28 +29,18 @@ from shortrun.studies.reproduce.published import (
 from shortrun.studies.sources import machine, training_of
 from shortrun.trained import Trained
 
-FITTED_IMAGES = 1000
-"""Training images whose inferred latents the law of samples is fitted to, where it is."""
 MASKS = ("lower-half", "random:0.3", "blocks:8:3")
 Rows = list[tuple[str, Tensor]]
 """Labels and images, as :func:`shortrun.pictures.save_grid` takes them."""
 
 
 def draw_samples(place: Place) -> dict[str, Any]:
-    """Samples of each model; of ours, also with latents from a Gaussian fitted to those of training images."""
+    """Samples of each model, from N(0, I) as in the paper and from its learned prior."""
     for training in FIGURES["figure-samples"]:
         trained = place.trained(training)
-        laws: dict[str, Tensor | None] = {"": None}
-        if training.method == "short-run":
-            seen = place.load(training, "train")
-            laws["-fitted"] = seen.batch(seen.some(FITTED_IMAGES))
-        for suffix, fitted_to in laws.items():
-            images = trained.sample(60, fitted_to=fitted_to)
-            title = f"{training.method}, L = {training.layers}, {training.data} {images.shape[2]}x{images.shape[3]}"
-            title += ", latents from a fitted Gaussian" if suffix else ""
-            rows = [("", row) for row in images.split(10)]
-            save_grid(place.out / f"samples-{training.name}{suffix}.png", rows, title)
-    return {"fitted_images": FITTED_IMAGES}
+        title = f"{training.method}, L = {training.layers}, {training.data} {trained.shape[1]}x{trained.shape[2]}"
+        save_grid(place.out / f"samples-{training.name}.png", sample_rows(trained, 60), title)
+    return {}
 
 
 def reconstruction_rows(place: Place, models: Mapping[str, Training]) -> Rows:

@@ -138,9 +138,16 @@ def measure_error(place: Place, training: Training, trained: Trained) -> dict[st
     return found
 
 
+SCORES = ("fid", "kid", "kid_deviation")
+
+
 def measure_samples(place: Place, training: Training, trained: Trained) -> dict[str, Any]:
-    """FID and KID of samples."""
+    """FID and KID of samples from N(0, I), as in the paper, and of samples from the learned prior."""
     reference = place.load(training, "train").part(place.scale.samples)
     network = place.network(device=trained.device)
     scores = trained.score(reference, place.scale.samples, seed=training.seed, network=network, quiet=place.quiet)
-    return {key: scores[key] for key in ("fid", "kid", "kid_deviation", "samples", "reference_images", "resize")}
+    found = {key: scores[key] for key in ("samples", "reference_images", "resize")}
+    if trained.prior is None:
+        return found | {key: scores[key] for key in SCORES}
+    learned = {f"{key}_learned": scores[key] for key in SCORES}
+    return found | {key: scores[f"{key}_normal"] for key in SCORES} | learned | {"prior": trained.prior.kind}

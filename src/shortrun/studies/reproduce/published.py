@@ -86,6 +86,8 @@ class Scale:
     """Data sets that take the place of the real ones."""
 
 
+PRIOR_IMAGES = 2000
+"""Training images whose latents a prior is learned from, of each model."""
 PUBLISHED_LAYERS = {1: (128,), 3: (32, 64, 128), 5: (64, 64, 64, 96, 128)}
 # A short training fills few latents well: the published ones by four, about as the feature maps of the cpu preset.
 SMALL_LAYERS = {layers: tuple(size // 4 for size in sizes) for layers, sizes in PUBLISHED_LAYERS.items()}
@@ -131,6 +133,7 @@ class Training:
         name = scale.stand_in.get(self.data, self.data)
         size = None if name.startswith(("embedded", "scenes", "mnist", "svhn")) else self.size
         config = preset(scale.preset, name, self.method).changed(data_root=data_root, size=size, seed=self.seed)
+        config = config.changed(prior_images=min(PRIOR_IMAGES, config.run.prior_images))
         if self.method != "glow":
             config = config.changed(network={"kind": self.kind, "latent_sizes": scale.layers[self.layers]})
         config = self._with_steps(config, scale)

@@ -123,8 +123,8 @@ def _conclusions(place: Place, rows: Sequence[Row], document: _Document) -> None
 def _tables(place: Place, rows: Sequence[Row], document: _Document) -> None:
     """Each table in the document and as CSV, with its curves and how far its orders agree with the paper's."""
     curves = draw_tables(place, rows)
-    heads = ["row", "data", "MSE", "MSE, paper", "MSE, centre", "FID", "FID, paper", "KID",
-             "updates", "batches", "seconds"]  # fmt: skip
+    heads = ["row", "data", "MSE", "MSE, paper", "MSE, centre", "FID", "FID, paper", "KID", "FID, learned prior",
+             "KID, learned prior", "updates", "batches", "seconds"]  # fmt: skip
     for target in dict.fromkeys(cell.target for cell in table_cells()):
         part = [row for row in rows if row.cell.target == target]
         if not part:
@@ -133,6 +133,7 @@ def _tables(place: Place, rows: Sequence[Row], document: _Document) -> None:
             [row.cell.row, row.cell.column, show(row.measured("mse"), "mse"), show(row.cell.paper["mse"], "mse"),
              show(row.measured("mse_centre"), "mse"), show(row.measured("fid"), "fid"),
              show(row.cell.paper["fid"], "fid"), show(row.measured("kid"), "kid"),
+             show(row.measured("fid_learned"), "fid"), show(row.measured("kid_learned"), "kid"),
              f"{row.result['training'].get('updates', 0):,}", f"{row.result['training'].get('iterations', 0):,}",
              f"{row.result['training'].get('seconds', 0):.0f}"]
             for row in part
