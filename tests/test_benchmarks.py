@@ -12,6 +12,8 @@ TINY = {
     "import_time": ["--repeats", "1"],
     "inference": ["--tiny"],
     "half_digit_bound": ["--data", "embedded", "--images", "60", "--width", "8", "--epochs", "1"],
+    "priors": ["mnist-small", "--data", "embedded", "--images", "60", "--samples", "20", "--features", "pixels",
+               "--kinds", "gaussian", "mixture"],
     "time_to_quality": ["--preset", "smoke", "--data", "embedded", "--minutes", "0.01", "--samples", "0",
                         "--evaluations", "2"],
     "tuned_against_fixed": ["--preset", "smoke", "--data", "embedded", "--minutes", "0.01", "--seeds", "0",

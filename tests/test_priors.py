@@ -22,6 +22,7 @@ from shortrun.metrics.likelihood import annealed_importance
 from shortrun.priors import GaussianPrior, WithPrior, fit_prior, prior_class
 from shortrun.priors.base import shrunk_covariance
 from shortrun.priors.energy import EnergyPrior
+from shortrun.priors.starts import TEMPERATURE, LinearisedMixture
 from shortrun.training.loop import Loop
 from shortrun.training.model_folder import read_prior, write_prior
 from shortrun.training.presets import preset
@@ -251,6 +252,77 @@ def test_a_frozen_model_with_a_learned_prior_infers_alike():
     wanted = model.log_prior(z) + model.log_likelihood(x, z)
     found = frozen.log_prior(z) + frozen.log_likelihood(frozen.arrange(x), z)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-2)
+
+
+# --- starts for hidden pixels --------------------------------------------------------------------------
+
+
+def test_starts_of_a_linear_model_are_draws_from_its_posterior():
+    model, evidence = linear_model()
+    x = evidence.sample((2,))
+    mask = torch.tensor([[True, False, True, True]])
+    rng = torch.Generator().manual_seed(0)
+    guide = LinearisedMixture(model.decode, model.prior, model.latent_shapes, 0.5, rng)
+    guide.maps, guide.base, guide.variances = exact_maps(model)  # without the ridge of the regression
+    count = 20_000
+    drawn = torch.stack([z[0] for z in guide.draw(torch.where(mask, x, 1e9), mask, count, rng)])
+    weights = model.model.decoder((torch.eye(2, dtype=torch.float64),))[:, mask[0]]
+    prior = torch.linalg.inv(model.prior.factor @ model.prior.factor.T)
+    covariance = torch.linalg.inv(prior + weights @ weights.T / 0.25)
+    wanted = (prior @ model.prior.mean + x[:, mask[0]] @ weights.T / 0.25) @ covariance
+    deviation = covariance.diagonal().sqrt()
+    assert ((drawn.mean(0) - wanted) / deviation * math.sqrt(count)).abs().max() < 4.5
+    for i in range(2):
+        torch.testing.assert_close(drawn[:, i].T.cov(), covariance, rtol=0.05, atol=0.01)
+
+
+def exact_maps(model):
+    weights = model.model.decoder((torch.eye(2, dtype=torch.float64),))
+    base, maps = model.prior.mean @ weights, model.prior.factor.T @ weights
+    return maps[None], base[None], torch.zeros(1, 4, dtype=torch.float64)
+
+
+def test_the_regression_finds_the_map_of_a_linear_decoder():
+    model, _ = linear_model()
+    guide = LinearisedMixture(model.decode, model.prior, model.latent_shapes, 0.5, torch.Generator().manual_seed(0))
+    guide_maps, guide_base, _ = exact_maps(model)
+    torch.testing.assert_close(guide.maps, guide_maps, rtol=0.3, atol=0.15)  # ten draws, and a ridge
+    torch.testing.assert_close(guide.base, guide_base, rtol=0.3, atol=0.15)
+
+
+def test_components_are_chosen_by_their_tempered_evidence_and_spread_evenly():
+    prior = random_prior("mixture", 2)
+    weights = torch.tensor([[1.0, 0.5, -1.0], [0.3, -2.0, 0.4]], dtype=torch.float64)
+    rng = torch.Generator().manual_seed(0)
+    guide = LinearisedMixture(lambda z: z[0] @ weights, prior, [(2,)], 0.5, rng)
+    guide.base, guide.maps = guide.centres @ weights, guide.factors.mT @ weights
+    guide.variances.zero_()
+    x = torch.tensor([[0.2, -0.1, 0.4]], dtype=torch.float64)
+    covariance = guide.maps.mT @ guide.maps + 0.25 * torch.eye(3, dtype=torch.float64)
+    evidence = MultivariateNormal(guide.base, covariance).log_prob(x)
+    wanted = torch.softmax(prior.weights.log() + evidence / TEMPERATURE, 0)
+    marked = guide.centres.clone()
+    guide.centres, guide.factors = marked, torch.zeros_like(guide.factors)  # so that a start shows its component
+    count = 50
+    drawn = torch.stack([z[0] for z in guide.draw(x, torch.ones_like(x).bool(), count, rng)])[:, 0]
+    found = torch.stack([(drawn == centre).all(1).sum() for centre in marked])
+    assert int(found.sum()) == count
+    assert (found - count * wanted).abs().max() <= 1.0 + 1e-9  # systematic: never more than one off
+
+
+def test_inpainting_with_a_learned_prior_sees_no_hidden_pixel_and_can_be_turned_off(run):
+    trained = sr.load(run)
+    x = trained.prepare(data.load("embedded", "test").batch(slice(0, 5)))
+    mask = sr.make_mask("lower-half", x)
+    spoiled = torch.where(mask.expand_as(x), x, 0.9)
+    first, second = (trained.inpaint(each, mask, 3, keep_known=False) for each in (x, spoiled))
+    assert torch.equal(first, second)
+    plain = trained.inpaint(x, mask, 3, with_prior=False)
+    trained.prior = None
+    assert torch.equal(trained.inpaint(x, mask, 3), plain)
+    assert not torch.equal(first, plain)
+    random = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) < 0.5  # unlike masks
+    assert sr.load(run).inpaint(x, random, 2).isfinite().all()
 
 
 # --- training and use ----------------------------------------------------------------------------------

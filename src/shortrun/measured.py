@@ -67,8 +67,11 @@ class Measured(nn.Module):
         with flushed_denormals():
             return tune_by_grid(self.model, x, self.dynamics, step_sizes, how, rng=random_source(seed, rng))
 
+    def _runs_dynamics(self) -> bool:
+        return getattr(self.model, "no_dynamics", None) is None
+
     def _check_dynamics(self) -> None:
-        if getattr(self.model, "no_dynamics", None) is not None:
+        if not self._runs_dynamics():
             raise NotPossibleError(self.model.no_dynamics)
 
     def log_likelihood(

@@ -9,12 +9,13 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from shortrun.core.langevin import Langevin
-from shortrun.core.latents import Latents, between
-from shortrun.core.model import Inferred, NotPossibleError, infer_new, sample_from
+from shortrun.core.langevin import Langevin, infer_with_diagnostics
+from shortrun.core.latents import Latents, between, shapes_of
+from shortrun.core.model import Inferred, NotPossibleError, evaluating, infer_new, sample_from
 from shortrun.loading import find_model
 from shortrun.measured import Law, Measured, random_source
 from shortrun.priors import Prior, PriorKind, Report, WithPrior, infer_and_fit
+from shortrun.priors.starts import LinearisedMixture, can_guide
 from shortrun.processes import CHUNK, processes
 from shortrun.training.history import History
 from shortrun.training.model_folder import PRIOR, Description, RunError, read_model, write_model
@@ -47,6 +48,7 @@ class Trained(Measured):
         """The learned law of the latents; None for that of the model itself, mostly N(0, I)."""
         self.dynamics: Langevin = description.dynamics
         self.history = History() if history is None else history
+        self._guided: tuple[Any, LinearisedMixture] | None = None
         self.folder: Path | None = None
         """Where it was loaded from."""
 
@@ -116,6 +118,7 @@ class Trained(Measured):
         mask: Tensor | None = None,
         by: By = "method",
         with_prior: bool = False,
+        start: Latents | None = None,
         quiet_steps: int = 0,
         decode: bool = True,
         seed: int = 0,
@@ -127,6 +130,7 @@ class Trained(Measured):
             mask: true where a pixel is visible; hidden pixels have no influence.
             by: how latents are inferred: see :data:`By`.
             with_prior: let chains start from the learned prior and drift with it; else with that of training, N(0, I).
+            start: latents that chains start from, instead of draws from the prior.
             quiet_steps: number of final noise-free steps of the dynamics: the result is near the centre of
                 q(z | x) instead of a draw from it.
             decode: whether ``images`` are wanted; else they are empty.
@@ -138,14 +142,15 @@ class Trained(Measured):
                 raise ValueError(f"quiet_steps is {quiet_steps}; expected 0 to {dynamics.steps}, the steps there are")
             dynamics, by = replace(dynamics, quiet_steps=quiet_steps), "dynamics"
         model = self.model
-        if with_prior and self.prior is not None:
+        if start is not None or (with_prior and self.prior is not None):
             self._check_dynamics()
-            model, by = self.joint, "dynamics"
+            model, by = self.joint if with_prior else self.model, "dynamics"
         masks = None if mask is None else mask.expand(len(x), *mask.shape[1:])
 
         def work(rows: slice, source: torch.Generator) -> list[Tensor]:
             part = None if masks is None else masks[rows].to(self.device)
-            z, divergent = _infer(model, x[rows].to(self.device), dynamics, part, by, source)
+            begin = None if start is None else tuple(layer[rows].to(self.device) for layer in start)
+            z, divergent = _infer(model, x[rows].to(self.device), dynamics, part, by, source, begin)
             images = self.decode(z) if decode else z[0][:, :0]
             return [images.cpu(), divergent.cpu(), *(layer.cpu() for layer in z)]
 
@@ -168,6 +173,7 @@ class Trained(Measured):
         *,
         keep_known: bool = True,
         by: By = "method",
+        with_prior: bool = True,
         seed: int = 0,
         rng: torch.Generator | None = None,
     ) -> Tensor:
@@ -178,6 +184,8 @@ class Trained(Measured):
             fills: how many fills of each example.
             keep_known: copy the visible pixels; else they are re-generated as well.
             by: how latents are inferred: see :data:`By`.
+            with_prior: of chains: start from the modes of the learned prior that the visible pixels suggest
+                (:mod:`shortrun.priors.starts`), and drift with that prior; else from N(0, I), as in training.
 
         Returns:
             Shape ``(fills, n, ...)``.
@@ -187,11 +195,27 @@ class Trained(Measured):
         x, rng = self.prepare(x), random_source(seed, rng)
         seen = mask.expand_as(x)
         visible = torch.where(seen, x, torch.zeros(()).to(x))  # what is hidden never reaches the model
+        starts: list[Any] = [None] * fills
+        chains = not hasattr(self.model, "encode") or by == "dynamics"
+        with_prior = with_prior and self.prior is not None and chains and self._runs_dynamics()
+        if with_prior and (guide := self._guide()) is not None:
+            starts = guide.draw(visible.to(self.device), mask.to(self.device), fills, rng)
         results = []
-        for _ in range(fills):
-            images = self.reconstruct(visible, mask=mask, by=by, rng=rng)
+        for start in starts:
+            images = self.reconstruct(visible, mask=mask, by=by, with_prior=with_prior, start=start, rng=rng)
             results.append(torch.where(seen, x, images) if keep_known else images)
         return torch.stack(results)
+
+    def _guide(self) -> LinearisedMixture | None:
+        """What suggests starts for chains that see a part of x alone; made once for each prior."""
+        if not can_guide(self.prior) or not hasattr(self.model, "sigma"):
+            return None
+        if self._guided is None or self._guided[0] is not self.prior:
+            rng = torch.Generator().manual_seed(0)
+            shapes = shapes_of(self.model)
+            guide = LinearisedMixture(self.decode, self.prior, shapes, float(self.model.sigma), rng)
+            self._guided = (self.prior, guide)
+        return self._guided[1]
 
     # -- samples --------------------------------------------------------------------------------------
 
@@ -314,7 +338,19 @@ class Trained(Measured):
 MODEL_FILES = {"model.safetensors", PRIOR, "config.json", "README.md", "samples.png", "reconstructions.png"}
 
 
-def _infer(model: Any, x: Tensor, dynamics: Langevin, mask: Tensor | None, by: By, rng: torch.Generator) -> Inferred:
+def _infer(
+    model: Any,
+    x: Tensor,
+    dynamics: Langevin,
+    mask: Tensor | None,
+    by: By,
+    rng: torch.Generator,
+    start: Latents | None = None,
+) -> Inferred:
+    if start is not None:
+        with evaluating(model):
+            z, diagnostics = infer_with_diagnostics(model, x, dynamics, mask=mask, start=start, rng=rng)
+        return Inferred(z, diagnostics.divergent[-1])
     names = {"method": "infer", "draw": "draw", "dynamics": "infer_by_dynamics"}
     if by not in names:
         raise ValueError(f"by is {by!r}; accepted: {', '.join(names)}")

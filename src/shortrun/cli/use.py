@@ -101,6 +101,8 @@ class Evaluate(Use):
     by: By = "method"
     """The method's own inference (an encoder's centre, where there is one), a draw from its q(z | x), or short run
     dynamics on the decoder."""
+    infer_with_prior: bool = False
+    """Let chains start from the learned prior and drift with it; else with N(0, I), as in training."""
     quiet_steps: int = 0
     """Number of final noise-free steps: the result is near the centre of q(z | x) instead of a draw from it."""
 
@@ -108,7 +110,9 @@ class Evaluate(Use):
         trained, rng = self.open()
         x = self.held_out(trained)
         begun = time.perf_counter()
-        inferred = trained.reconstruction(x, by=self.by, quiet_steps=self.quiet_steps, rng=rng)
+        inferred = trained.reconstruction(
+            x, by=self.by, with_prior=self.infer_with_prior, quiet_steps=self.quiet_steps, rng=rng
+        )
         errors = mse_per_image(inferred.images, x)
         likelihood = {}
         if self.likelihood_images:
@@ -173,12 +177,19 @@ class Inpaint(Use):
     by: By = "method"
     """The method's own inference (an encoder's centre, where there is one), a draw from its q(z | x), or short run
     dynamics on the decoder."""
+    infer_with_prior: bool = True
+    """Of chains: start from the modes of the learned prior that the visible pixels suggest, and drift with that prior;
+    else from N(0, I), as in training."""
 
     def __call__(self) -> None:
         trained, rng = self.open()
         x = self.held_out(trained)
         mask = make_mask(self.mask, x, rng)
-        fills = trained.inpaint(x, mask, self.fills, keep_known=self.keep_known, by=self.by, rng=rng)
+        begun = time.perf_counter()
+        fills = trained.inpaint(
+            x, mask, self.fills, keep_known=self.keep_known, by=self.by, with_prior=self.infer_with_prior, rng=rng
+        )
+        seconds = round(time.perf_counter() - begun, 1)
         shown = torch.where(mask.expand_as(x), x, torch.zeros(()))
         rows = [("original", x[:10]), ("visible", shown[:10])]
         rows += [(f"fill {i + 1}", fill[:10]) for i, fill in enumerate(fills)]
@@ -195,6 +206,8 @@ class Inpaint(Use):
             "mask": self.mask,
             "fills": self.fills,
             "images": len(x),
+            "prior": trained.prior.kind if self.infer_with_prior and trained.prior is not None else "normal",
+            "seconds": seconds,
         }
         self.write("inpaint", values)
 
