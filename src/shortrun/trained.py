@@ -25,6 +25,10 @@ By = Literal["method", "draw", "dynamics"]
 encoder too; or short run dynamics on the decoder, whatever the method."""
 
 
+LONGER = 4
+"""How much longer than in training a chain is that fills in what is hidden."""
+
+
 class Reconstruction(NamedTuple):
     z: Latents
     images: Tensor
@@ -119,6 +123,7 @@ class Trained(Measured):
         by: By = "method",
         with_prior: bool = False,
         start: Latents | None = None,
+        steps: int | None = None,
         quiet_steps: int = 0,
         decode: bool = True,
         seed: int = 0,
@@ -131,12 +136,17 @@ class Trained(Measured):
             by: how latents are inferred: see :data:`By`.
             with_prior: let chains start from the learned prior and drift with it; else with that of training, N(0, I).
             start: latents that chains start from, instead of draws from the prior.
+            steps: of the chains, instead of as many as in training.
             quiet_steps: number of final noise-free steps of the dynamics: the result is near the centre of
                 q(z | x) instead of a draw from it.
             decode: whether ``images`` are wanted; else they are empty.
         """
         x = self.prepare(x)
         dynamics = self.dynamics
+        if steps is not None:
+            if steps < 1:
+                raise ValueError(f"steps is {steps}; expected one or more")
+            dynamics = dynamics.longer(steps)
         if quiet_steps:
             if not 0 <= quiet_steps <= dynamics.steps:
                 raise ValueError(f"quiet_steps is {quiet_steps}; expected 0 to {dynamics.steps}, the steps there are")
@@ -174,6 +184,7 @@ class Trained(Measured):
         keep_known: bool = True,
         by: By = "method",
         with_prior: bool = True,
+        steps: int | None = None,
         seed: int = 0,
         rng: torch.Generator | None = None,
     ) -> Tensor:
@@ -186,6 +197,8 @@ class Trained(Measured):
             by: how latents are inferred: see :data:`By`.
             with_prior: of chains: start from the modes of the learned prior that the visible pixels suggest
                 (:mod:`shortrun.priors.starts`), and drift with that prior; else from N(0, I), as in training.
+            steps: of the chains. By default four times those of training where they start from the learned prior, whose
+                posterior is wide if much is hidden; else as many as in training.
 
         Returns:
             Shape ``(fills, n, ...)``.
@@ -200,9 +213,12 @@ class Trained(Measured):
         with_prior = with_prior and self.prior is not None and chains and self._runs_dynamics()
         if with_prior and (guide := self._guide()) is not None:
             starts = guide.draw(visible.to(self.device), mask.to(self.device), fills, rng)
+            steps = LONGER * self.dynamics.steps if steps is None else steps
         results = []
         for start in starts:
-            images = self.reconstruct(visible, mask=mask, by=by, with_prior=with_prior, start=start, rng=rng)
+            images = self.reconstruct(
+                visible, mask=mask, by=by, with_prior=with_prior, start=start, steps=steps, rng=rng
+            )
             results.append(torch.where(seen, x, images) if keep_known else images)
         return torch.stack(results)
 

@@ -180,6 +180,8 @@ class Inpaint(Use):
     infer_with_prior: bool = True
     """Of chains: start from the modes of the learned prior that the visible pixels suggest, and drift with that prior;
     else from N(0, I), as in training."""
+    steps: int | None = None
+    """Of the chains; by default four times those of training with the learned prior, else as many."""
 
     def __call__(self) -> None:
         trained, rng = self.open()
@@ -187,8 +189,9 @@ class Inpaint(Use):
         mask = make_mask(self.mask, x, rng)
         begun = time.perf_counter()
         fills = trained.inpaint(
-            x, mask, self.fills, keep_known=self.keep_known, by=self.by, with_prior=self.infer_with_prior, rng=rng
-        )
+            x, mask, self.fills, keep_known=self.keep_known, by=self.by, with_prior=self.infer_with_prior,
+            steps=self.steps, rng=rng,
+        )  # fmt: skip
         seconds = round(time.perf_counter() - begun, 1)
         shown = torch.where(mask.expand_as(x), x, torch.zeros(()))
         rows = [("original", x[:10]), ("visible", shown[:10])]

@@ -110,6 +110,16 @@ class Langevin:
         """Whether the step from ``z_k`` to ``z_{k+1}`` takes noise."""
         return self.noise and k < self.steps - self.quiet_steps
 
+    def longer(self, steps: int) -> Langevin:
+        """With ``steps`` steps: more of the first one, or fewer at the front.
+
+        >>> Langevin(2, 0.1, profile=(1.0, 0.5)).longer(4).profile
+        (1.0, 1.0, 1.0, 0.5)
+        """
+        more = max(steps - self.steps, 0)
+        profile: Any = (*self.profile[:1] * more, *self.profile)[-steps:] if self.profile else ()
+        return replace(self, steps=steps, profile=profile)
+
     def table(self, layers: int) -> Tensor:
         """Step sizes as a float64 tensor of shape ``(K, layers)``."""
         profile = torch.tensor(self.profile or (1.0,) * self.steps, dtype=torch.float64)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shortrun.core.latents import flatten
 from shortrun.core.model import Inferred
-from shortrun.priors.base import GaussianPrior, Prior, PriorKind, Report, standard_log_density
+from shortrun.priors.base import GaussianPrior, Prior, PriorKind, Report, are_typical, standard_log_density
 from shortrun.priors.model import WithPrior
 
 __all__ = ["GaussianPrior", "Prior", "PriorKind", "Report", "WithPrior", "fit_prior", "infer_and_fit", "prior_class"]
@@ -50,7 +50,8 @@ def fit_prior(z: Tensor, kind: PriorKind = "mixture", *, seed: int = 0, report: 
     """The prior of a kind that is fitted to latents.
 
     Args:
-        z: shape ``(n, d)``, all layers side by side (:func:`shortrun.core.latents.flatten`).
+        z: shape ``(n, d)``, all layers side by side (:func:`shortrun.core.latents.flatten`); what is far from all
+            others (:func:`shortrun.priors.base.are_typical`) does not count.
         kind: gaussian, mixture (the number of components is chosen), flow or energy (both stop early). All choices are
             made by the density of a tenth of the latents, which is held out.
 
@@ -64,7 +65,8 @@ def fit_prior(z: Tensor, kind: PriorKind = "mixture", *, seed: int = 0, report: 
         raise ValueError(f"latents have shape {tuple(z.shape)}; expected (n, d) with n at least {FEWEST}")
     if not bool(z.isfinite().all()):
         raise ValueError("latents have values that are NaN or infinite")
-    rng = torch.Generator().manual_seed(seed)
+    given, rng = len(z), torch.Generator().manual_seed(seed)
+    z = z[are_typical(z)]
     order = torch.randperm(len(z), generator=rng)
     held_out, rest = z[order[: round(HELD_OUT * len(z))]], z[order[round(HELD_OUT * len(z)) :]]
     begun = time.perf_counter()
@@ -76,6 +78,7 @@ def fit_prior(z: Tensor, kind: PriorKind = "mixture", *, seed: int = 0, report: 
             density = float(prior.log_density(held_out.to(prior.mean)).mean())
     prior.info = {
         "latents": len(z),
+        "outliers": given - len(z),
         "log_density": density,
         "log_density_normal": float(standard_log_density(held_out.float()).mean()),
         "largest_variance_normal": largest_variance(z),

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from shortrun.core.latents import Rng, standard_normal
 
 PriorKind = Literal["normal", "gaussian", "mixture", "flow", "energy"]
+FAR, ROUNDS = 20.0, 10
 Report = Callable[[float, str], None]
 """Takes the share of the work that is done, from 0 to 1, and a few words about it."""
 
@@ -108,6 +109,26 @@ def shrunk_covariance(z: Tensor) -> Tensor:
     share = (noise / apart.clamp_min(1e-300)).clamp(0, 1) if size > 1 else torch.zeros((), dtype=z.dtype)
     ridge = 1e-9 * scale.clamp_min(1e-9) * torch.eye(size, dtype=z.dtype, device=z.device)
     return (1 - share) * sample + share * target + ridge
+
+
+def are_typical(z: Tensor) -> Tensor:
+    """Which latents are not far from all others, shape ``(n,)``; the ends of chains that went astray are.
+
+    Far is ``|y|^2`` beyond its mean under N(0, I) by FAR standard deviations, ``d + FAR sqrt(2 d)``: no cluster of
+    images is that far, and a hundredth of such latents would be enough to spoil a covariance. What remains is judged
+    again, because outliers hide each other.
+    """
+    z, size = z.double(), z.shape[1]
+    typical = torch.ones(len(z), dtype=torch.bool, device=z.device)
+    for _ in range(ROUNDS):
+        kept = z[typical]
+        factor = torch.linalg.cholesky(shrunk_covariance(kept))
+        y = torch.linalg.solve_triangular(factor, (z - kept.mean(0)).T, upper=False)
+        new = y.square().sum(0) <= size + FAR * math.sqrt(2 * size)
+        if torch.equal(new, typical) or int(new.sum()) < len(z) / 2:
+            break
+        typical = new
+    return typical
 
 
 class GaussianPrior(Prior):

@@ -24,6 +24,10 @@ class WithPrior(nn.Module):
         super().__init__()
         self.model, self.prior = model, prior
         self.latent_shapes = shapes_of(model)
+        if hasattr(model, "sigma"):
+            self.sigma = model.sigma  # the same tensor: annealing is felt here too
+        if hasattr(model, "prepare"):
+            self.prepare = model.prepare
 
     def sample_prior(self, n: int, rng: Rng = None) -> Latents:
         with torch.no_grad():
@@ -46,3 +50,7 @@ class WithPrior(nn.Module):
     def arrange(self, x: Tensor) -> Tensor:
         """Pixels in the order of the frozen model."""
         return self.model.arrange(x)
+
+    def refresh(self) -> None:
+        """Of a frozen model: take over the parameters as they are now."""
+        self.model.refresh()

@@ -25,7 +25,7 @@ from shortrun.priors.mixture import MixturePrior
 
 DRAWS_PER_LATENT = 4
 """Images that the linear map of a component is fitted to, for each latent."""
-TEMPERATURE = 8.0
+TEMPERATURE = 12.0
 """Evidences of components are taken to the power of its inverse: the linear model is too sure of itself."""
 RIDGE = 1.0
 
