@@ -53,8 +53,8 @@ def demo(folder: Path, minutes: float = 3.0, seed: int = 0, smoke: bool = False)
     run = folder / "run"
     if run.exists():
         shutil.rmtree(run)  # the folder of an earlier demo, which this command made itself
-    # The limit holds for the whole command: a fifth remains for evaluation and pictures.
-    config = demo_config(0.8 * minutes, seed, smoke)
+    # The limit holds for the whole command: three tenths remain for the prior, evaluation and pictures.
+    config = demo_config(0.7 * minutes, seed, smoke)
     test = config.data.load("test")
     info = fit(None, config.data.load("train"), validation=test, config=config, folder=run).info
     trained = load(run)
