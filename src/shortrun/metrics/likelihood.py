@@ -134,5 +134,8 @@ def known_likelihoods(model: Any, joint: Any, x: Tensor, stages: int, rng: torch
             learned = annealed_importance(joint, x, rng, stages)
             note("annealed", learned)
             note("annealed_normal", own)
-            note("annealed_gain", learned - own)  # paired, so that its error is that of the difference
+            gain = learned.double() - own.double()  # paired, so that its error is that of the difference
+            found["annealed_gain"] = float(gain.mean())
+            if len(x) > 1:
+                found["annealed_gain_error"] = float(gain.std() / math.sqrt(len(x)))
     return found
