@@ -80,18 +80,20 @@ def test_moments_of_the_latents_are_averaged_first_and_then_forget():
 
 @pytest.mark.slow
 def test_the_prior_of_a_run_that_goes_on_has_the_moments_of_the_inferred_latents(tmp_path):
-    """Measured a second time, with the model as it is and the public functions."""
-    changes = {"iterations": 160, "batch": 32, "learning_rates": (1e-3,), "warm_up": 20, "evaluate_every": 100}
-    loop = open_loop(SMOKE.changed(tune="guard", **changes), tmp_path)
+    """Measured a second time with the public functions, on a generator that hardly changes."""
+    changes = {"iterations": 160, "batch": 32, "learning_rates": (1e-9,), "warm_up": 0, "evaluate_every": 1000}
+    loop = open_loop(SMOKE.changed(tune="off", **changes), tmp_path)
     while loop.iteration < 150:
         loop.advance()
     assert loop.prior.kind == "gaussian"
     trained = snapshot(loop)
-    x = data.load("embedded", "train").batch(slice(0, 500))
+    x = data.load("embedded", "train").batch(slice(0, 2000))
     z = torch.cat([layer.flatten(1) for layer in trained.infer(x)], 1)
     covariance = loop.prior.factor @ loop.prior.factor.T
-    assert torch.allclose(covariance.diagonal().sqrt(), z.std(0), rtol=0.15)
-    assert torch.allclose(loop.prior.mean, z.mean(0), atol=0.25)
+    assert torch.allclose(covariance.diagonal().sqrt(), z.std(0), rtol=0.08)
+    assert torch.allclose(loop.prior.mean, z.mean(0), atol=0.1)
+    apart = (covariance - torch.cov(z.T)).abs().max()
+    assert float(apart) < 0.15
 
 
 @pytest.mark.parametrize("changes", [{"warm_up": 0}, {"warm_up": 3}, {"warm_up": 3, "learn_last_later": 2}])
