@@ -2,9 +2,9 @@
 
     python benchmarks/priors.py mnist-small --data mnist --kinds gaussian mixture flow energy --json FILE
 
-KID and FID against 1,000 training images: of reconstructions of other training images, of samples from N(0, I) (for GLO:
-from the Gaussian of its codes), and of samples from each kind of learned prior, all fitted to the same latents. Latents are
-draws from q(z | x) of --images training images, the reference among them, as `shortrun prior` takes them.
+KID and FID against 1,000 training images: of reconstructions of other training images, of samples from N(0, I) (for
+GLO: from the Gaussian of its codes), and of samples from each kind of learned prior, all fitted to the same latents.
+Latents are draws from q(z | x) of --images training images, the reference among them, as `shortrun prior` takes them.
 """
 
 from __future__ import annotations
