@@ -16,6 +16,7 @@ import shortrun as sr
 from shortrun import data
 from shortrun.cli import main
 from shortrun.core.latents import flatten
+from shortrun.core.model import sample_from
 from shortrun.fitting import _fit_prior, _interruptible
 from shortrun.learners import learner_class
 from shortrun.metrics.likelihood import annealed_importance
@@ -264,6 +265,27 @@ def test_a_frozen_model_with_a_learned_prior_infers_alike():
     wanted = model.log_prior(z) + model.log_likelihood(x, z)
     found = frozen.log_prior(z) + frozen.log_likelihood(frozen.arrange(x), z)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("learning", [True, False])
+def test_a_model_keeps_its_mode_when_it_is_drawn_from_with_a_learned_prior(learning):
+    model = sr.GaussianModel(torch.nn.Sequential(Top(), torch.nn.BatchNorm1d(3)), [(2,)]).train(learning)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    joint = WithPrior(model, GaussianPrior.of(torch.zeros(2), torch.eye(2)))
+    assert sample_from(joint, 5, torch.Generator().manual_seed(0)).shape == (5, 3)
+    assert all(module.training is learning for module in model.modules())
+    for name, tensor in model.state_dict().items():  # batch normalisation has learned nothing
+        assert torch.equal(tensor, before[name])
+    assert (hasattr(joint, "sigma"), hasattr(joint, "prepare")) == (True, True)
+    assert not hasattr(WithPrior(sr.LinearGaussian(torch.ones(2, 3), 0.5), joint.prior), "prepare")
+
+
+class Top(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(2, 3)
+
+    def forward(self, z):
+        return super().forward(z[0])
 
 
 # --- starts for hidden pixels --------------------------------------------------------------------------

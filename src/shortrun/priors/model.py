@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,10 +25,18 @@ class WithPrior(nn.Module):
         super().__init__()
         self.model, self.prior = model, prior
         self.latent_shapes = shapes_of(model)
-        if hasattr(model, "sigma"):
-            self.sigma = model.sigma  # the same tensor: annealing is felt here too
-        if hasattr(model, "prepare"):
-            self.prepare = model.prepare
+        # In the mode of the model: whoever puts this one into another mode and back leaves the model as it was.
+        self.training = getattr(model, "training", False)
+
+    @property
+    def sigma(self) -> Tensor:
+        """That of the model, if it has one."""
+        return self.model.sigma
+
+    @property
+    def prepare(self) -> Callable[[Tensor], Tensor]:
+        """That of the model, if it has one."""
+        return self.model.prepare
 
     def sample_prior(self, n: int, rng: Rng = None) -> Latents:
         with torch.no_grad():
