@@ -22,7 +22,8 @@ from shortrun.cli import main
 from shortrun.fitting import snapshot
 from shortrun.learners import Moment, learner_class
 from shortrun.learners.adapt import Control, Rules, averaged_moments
-from shortrun.learners.short_run import ShortRun, ShortRunSettings
+from shortrun.learners.chain_settings import ShortRunSettings
+from shortrun.learners.short_run import ShortRun
 from shortrun.nets.build import ModelError
 from shortrun.training.checkpoints import list_checkpoints
 from shortrun.training.config import Config
@@ -302,8 +303,9 @@ def interrupt_at(iteration):
     return callback
 
 
-def test_resume_continues_to_the_bit(tmp_path):
-    whole = SMOKE.changed(iterations=8)
+@pytest.mark.parametrize("control", ["gain", "follow"])
+def test_resume_continues_to_the_bit(tmp_path, control):
+    whole = SMOKE.changed(iterations=8, step_control=control)
     train(whole, tmp_path / "whole")
     stopped = tmp_path / "stopped"
     trained = train(whole.changed(evaluate_every=1), stopped, callback=interrupt_at(4))

@@ -9,9 +9,10 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from shortrun.core.langevin import Langevin, infer_with_diagnostics
+from shortrun.core.inference import Inferred, infer_and_mend
+from shortrun.core.langevin import Langevin
 from shortrun.core.latents import Latents, between, shapes_of
-from shortrun.core.model import Inferred, NotPossibleError, evaluating, infer_new, sample_from
+from shortrun.core.model import NotPossibleError, evaluating, infer_new, sample_from
 from shortrun.loading import find_model
 from shortrun.measured import Law, Measured, random_source
 from shortrun.priors import Prior, PriorKind, Report, WithPrior, infer_and_fit
@@ -34,6 +35,8 @@ class Reconstruction(NamedTuple):
     images: Tensor
     divergent: Tensor
     """Which chains diverged, shape ``(n,)``."""
+    mended: Tensor
+    """Which had got lost and were run once more, shape ``(n,)``."""
 
 
 class Trained(Measured):
@@ -160,12 +163,12 @@ class Trained(Measured):
         def work(rows: slice, source: torch.Generator) -> list[Tensor]:
             part = None if masks is None else masks[rows].to(self.device)
             begin = None if start is None else tuple(layer[rows].to(self.device) for layer in start)
-            z, divergent = _infer(model, x[rows].to(self.device), dynamics, part, by, source, begin)
+            z, *lost = _infer(model, x[rows].to(self.device), dynamics, part, by, source, begin)
             images = self.decode(z) if decode else z[0][:, :0]
-            return [images.cpu(), divergent.cpu(), *(layer.cpu() for layer in z)]
+            return [images.cpu(), *(which.cpu() for which in lost), *(layer.cpu() for layer in z)]
 
-        images, divergent, *z = processes().in_chunks(len(x), work, random_source(seed, rng))
-        return Reconstruction(tuple(z), images, divergent)
+        images, divergent, mended, *z = processes().in_chunks(len(x), work, random_source(seed, rng))
+        return Reconstruction(tuple(z), images, divergent, mended)
 
     @torch.no_grad()
     def decode(self, z: Latents) -> Tensor:
@@ -266,7 +269,7 @@ class Trained(Measured):
         def latents(rows: slice) -> Inferred:
             seen = None if masks is None else masks[rows]
             found = self.reconstruction(x[rows], mask=seen, by="draw", decode=False, rng=rng)
-            return Inferred(found.z, found.divergent)
+            return Inferred(found.z, found.divergent, found.mended)
 
         self.prior = infer_and_fit(latents, len(x), kind, seed, report).to(self.device)
         return self.prior
@@ -365,8 +368,7 @@ def _infer(
 ) -> Inferred:
     if start is not None:
         with evaluating(model):
-            z, diagnostics = infer_with_diagnostics(model, x, dynamics, mask=mask, start=start, rng=rng)
-        return Inferred(z, diagnostics.divergent[-1])
+            return infer_and_mend(model, x, dynamics, mask=mask, start=start, rng=rng)
     names = {"method": "infer", "draw": "draw", "dynamics": "infer_by_dynamics"}
     if by not in names:
         raise ValueError(f"by is {by!r}; accepted: {', '.join(names)}")

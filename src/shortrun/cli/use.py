@@ -128,6 +128,7 @@ class Evaluate(Use):
             "quiet_steps": self.quiet_steps,
             "longest_step": trained.dynamics.step_size,
             "divergent": int(inferred.divergent.sum()),
+            "mended": int(inferred.mended.sum()),
             "latent_std": [round(float(layer.std()), 4) for layer in inferred.z],
             "parameters": trained.parameter_count,
             "seconds": round(time.perf_counter() - begun, 1),

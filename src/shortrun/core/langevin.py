@@ -363,12 +363,16 @@ def _infer(
         for _, z, point in chain(target.start, table, visit, noise, evaluate_end):  # noqa: B007
             if point is not None and evaluate_end:
                 history.append((point.log_joint, flatten(point.drift).norm(dim=1)))
-        finite = flatten(z).isfinite().all(1)
+    warn_if_not_finite(z, dynamics)
+    return target, z, history
+
+
+def warn_if_not_finite(z: Latents, dynamics: Langevin) -> None:
+    finite = flatten(z).isfinite().all(1)
     if not finite.all():
         warnings.warn(
             f"{int((~finite).sum())} of {len(finite)} chains diverged with step size {dynamics.step_size:g}; lower it, "
             "or let tune_by_grid choose it",
             DivergenceWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
-    return target, z, history

@@ -20,7 +20,8 @@ import torch
 from shortrun.core.langevin import Langevin
 from shortrun.core.latents import Latents
 from shortrun.learners.base import Batch, State
-from shortrun.learners.short_run import ShortRun, ShortRunSettings
+from shortrun.learners.chain_settings import ShortRunSettings
+from shortrun.learners.short_run import ShortRun
 
 TEST_VISITS = 5
 

@@ -68,6 +68,12 @@ class Control(NamedTuple):
     """Share of the scheduled learning rate that is used at the moment."""
     curvature: float = math.nan
     """``lambda_max`` at the guard's quantile of the chains, as last seen."""
+    gain: float = 1.0
+    """``g``, for learning with gains: see :mod:`shortrun.learners.gains`."""
+    aim: float = 1.0
+    """Share of the set curvature that the gain is led to."""
+    looks: int = 0
+    """How often the slopes were looked at."""
 
 
 def followed_size(

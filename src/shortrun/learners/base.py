@@ -79,6 +79,8 @@ class State:
     """Of the step size: see :mod:`shortrun.learners.adapt`."""
     moments: Moments | None = None
     """Of the latents that were inferred in the last iterations, for samples."""
+    slopes: tuple[Tensor, ...] = ()
+    """Running means of ``J_l^T J_l``, for learning with gains."""
     memory: dict[str, Tensor] = field(default_factory=dict)
     """Tables with a row per training example."""
     tuned_at: int = -1
@@ -96,13 +98,14 @@ class State:
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint saves of it besides plain values, parameters and generators."""
         own = {} if self.moments is None else {"moments.mean": self.moments.mean, "moments.square": self.moments.square}
-        return self.memory | own
+        return self.memory | own | {f"slopes.{i}": slope for i, slope in enumerate(self.slopes)}
 
     def restored(self, values: dict[str, Any], tensors: dict[str, Tensor]) -> State:
         """With the plain values and tensors of a checkpoint; those of version 0.1 have other names for them."""
         memory = dict(tensors)
         mean, square = (memory.pop(f"moments.{name}", None) for name in ("mean", "square"))
         moments = None if mean is None or square is None else Moments(mean, square, values["moments"])
+        slopes = tuple(memory.pop(key) for key in sorted(memory) if key.startswith("slopes."))
         if "dynamics" not in values:
             size, steps = values["step_size"], self.dynamics.steps
             values = {
@@ -111,7 +114,7 @@ class State:
             }  # fmt: skip
         return replace(
             self, dynamics=Langevin.from_dict(values["dynamics"]), iteration=values["iteration"],
-            control=Control(**values["control"]), moments=moments, memory=memory,
+            control=Control(**values["control"]), moments=moments, slopes=slopes, memory=memory,
             tuned_at=values.get("tuned_at", -1),
         )  # fmt: skip
 
@@ -205,7 +208,7 @@ class Learner:
 
     def reconstruct(self, state: State, x: Tensor, rng: Rng) -> Tensor:
         """Decode what the model infers."""
-        z, _ = infer_new(self.model, x, self.dynamics_of_use(state), rng=rng)
+        z = infer_new(self.model, x, self.dynamics_of_use(state), rng=rng).z
         with torch.no_grad():
             return self.model.decode(z)
 

@@ -15,100 +15,34 @@ the minimiser of the free energy, and nothing else changes it. With ``"follow"``
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shortrun.core.entropy import flat_sizes, stability
-from shortrun.core.free_energy import Entropy, Estimation, Estimator
-from shortrun.core.langevin import DivergenceError, Langevin, Point, chain, cool_down, is_divergent
+from shortrun.core.free_energy import Estimation
+from shortrun.core.langevin import DivergenceError, Langevin, Point, chain, is_divergent
 from shortrun.core.latents import Latents, dimensions, flatten, has_normal_prior, seeded, standard_normal
 from shortrun.core.target import Target
 from shortrun.core.tune import Guard, StepSizeError, TuneResult, tune_by_gradient, tune_by_grid
 from shortrun.learners.adapt import Control, Rules, averaged_moments, chosen_candidate, described, followed_size
 from shortrun.learners.base import COMPILED_TOLERANCE, Batch, Info, Learner, Moment, State
+from shortrun.learners.chain_settings import ShortRunSettings
+from shortrun.learners.gains import (
+    GainRules,
+    averaged_slopes,
+    followed_gain,
+    gain_matrices,
+    led_aim,
+    led_step,
+    slopes_of,
+)
 from shortrun.learners.gradients import Evaluator
 from shortrun.priors import GaussianPrior, Prior
 
 DIVERGENCE_ALONE = Guard(limit=math.inf)
-
-
-@dataclass(frozen=True)
-class ShortRunSettings:
-    """Of short run inference and learning."""
-
-    steps: int = 25
-    """K, the number of Langevin steps."""
-    step_size: float = 0.007
-    """s at the start (drift s * gradient, noise sqrt(2 s))."""
-    cool_down: int | None = None
-    """Number of final steps that become shorter, evenly towards zero: less noise is left in the latents. By default a
-    quarter of the steps, at most six."""
-    tune: Literal["grid", "gradient", "guard", "off"] = "grid"
-    """How the step size follows the model; guard heeds its steepness alone, off keeps the step fixed."""
-    tune_every: int = 100
-    """T_s: iterations between two tunings of the step size."""
-    tune_images: int = 3
-    """Images that the step size is tuned on."""
-    tune_chains: int = 4
-    """Chains of each of these images; the bounds of the entropy need several."""
-    tune_deltas: tuple[float, ...] = ()
-    """tune=grid: the candidates as delta = sqrt(2 s); by default three around the present step."""
-    entropy: Entropy = "marginal"
-    """Entropy of the short run distribution: conditional is the paper's, marginal also counts the injected noise."""
-    estimator: Estimator = "endpoint"
-    """How its log-determinants are estimated: exact (a Hessian at each step), lanczos (products with it), endpoint
-    (the curvature at the end of the chain stands for all of it) or auto (exact for few latents)."""
-    step_control: Literal["follow", "tuned"] = "follow"
-    """follow: between tunings the step follows the curvature, and iterations whose chains diverge are undone. tuned,
-    the paper's Algorithm 1: the step is what was tuned, nothing else changes it, and divergence ends the run."""
-    tune_per: Literal["run", "step", "layer"] = "run"
-    """For tune=gradient: one step size, one per step, or one per step and layer."""
-    learn_last: int | None = None
-    """m: update the generator at each of the last m points of the chain; 1 is the paper's algorithm. By default 0.72
-    of the steps: 18 of 25."""
-    learn_last_later: int | None = None
-    """m after the warm-up, if it is to be another one: fewer updates per chain see more images in as many updates."""
-    loss: Literal["per-pixel", "log-joint", "sum-of-squares"] = "per-pixel"
-    """Unit of what the generator descends: minus the mean log joint times sigma^2 / pixels, minus the mean log joint
-    (the paper's), or the sum of squares over the batch (the authors' script). Adam heeds it only by its epsilon."""
-
-    def __post_init__(self) -> None:
-        problems = []
-        for name in ("steps", "learn_last", "learn_last_later", "tune_every", "tune_images", "tune_chains"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                problems.append(f"{name} is {value}; expected one or more")
-        if self.cool_down is not None and not 0 <= self.cool_down < max(self.steps, 1):
-            problems.append(f"cool_down is {self.cool_down}; expected less than the {self.steps} steps")
-        for name in ("learn_last", "learn_last_later"):
-            value = getattr(self, name)
-            if value is not None and value > self.steps + 1:
-                problems.append(f"{name} is {value}, more than the {self.steps + 1} points of a chain")
-        if not self.step_size > 0:
-            problems.append(f"step_size is {self.step_size}; sizes of steps must be positive")
-        if not all(0 < delta < math.inf for delta in self.tune_deltas):
-            problems.append(f"tune_deltas is {self.tune_deltas}; expected positive numbers")
-        if self.entropy == "averaged" and self.estimator not in ("exact", "auto"):
-            problems.append(f"entropy averaged needs the estimator exact, not {self.estimator}")
-        if problems:
-            raise ValueError("; ".join(problems))
-
-    @property
-    def shorter_steps(self) -> int:
-        """Number of final steps that become shorter."""
-        return min(6, self.steps // 4) if self.cool_down is None else self.cool_down
-
-    def dynamics(self) -> Langevin:
-        """The dynamics at the start."""
-        return Langevin(self.steps, self.step_size, cool_down(self.steps, self.shorter_steps))
-
-    def updates_along(self, iteration: int, warm_up: int) -> int:
-        """Updates of the generator along the chains of an iteration; the first one is 0."""
-        first = max(1, round(0.72 * self.steps)) if self.learn_last is None else self.learn_last
-        return first if self.learn_last_later is None or iteration < warm_up else self.learn_last_later
 
 
 class ShortRun(Learner):
@@ -144,14 +78,27 @@ class ShortRun(Learner):
                 f"loss is sum-of-squares, which needs Gaussian noise; {type(model).__name__} has no sigma. Use "
                 "per-pixel or log-joint"
             )
-        self.warm_up, self.rules = warm_up, rules
+        self.warm_up, self.rules, self.gain_rules = warm_up, rules, GainRules()
         self._evaluator: Evaluator | None = None
 
     def default_dynamics(self) -> Langevin:
         return self.settings.dynamics()
 
     def init(self, seed: int = 0, examples: Any = None) -> State:
-        return replace(super().init(seed, examples), control=Control(self.dynamics.step_size))
+        state = replace(super().init(seed, examples), control=Control(self.dynamics.step_size))
+        return self.with_gains(state) if self.settings.step_control == "gain" else state
+
+    def with_gains(self, state: State) -> State:
+        """Gains of one, to be changed by :meth:`follow_gain`."""
+        if not (hasattr(self.model, "set_gains") and has_normal_prior(self.model)):
+            raise ValueError(
+                f"step_control is gain, which needs a decoder with N(0, I) latents; {type(self.model).__name__} has "
+                "none. Use follow"
+            )
+        eyes = [torch.eye(dimensions([shape]), dtype=torch.float64) for shape in self.model.latent_shapes]
+        if not self.model.gains:
+            self.model.set_gains(eyes)
+        return replace(state, slopes=tuple(torch.zeros_like(eye) for eye in eyes))
 
     def moves(self, iteration: int) -> int:
         """Points of a chain before the first update."""
@@ -193,7 +140,7 @@ class ShortRun(Learner):
         if state.tuned_at < state.iteration and self.tuning_is_due(state):
             state = self.tune(state, batch)
         self.set_rate(state, moment)
-        follows = self.settings.step_control == "follow"
+        follows, by_gain = self.settings.step_control != "tuned", self.settings.step_control == "gain"
         count, steps, moves = len(batch.x), self.settings.steps, self.moves(state.iteration)
         x, mask = self.own_batch(batch)
         start = self.start(state, batch)
@@ -262,7 +209,9 @@ class ShortRun(Learner):
                     square = square.view(dimension, dimension)
                     state = replace(state, moments=averaged_moments(self.rules, state.moments, mean, square))
             looks = follows and kept and self.settings.tune != "off"
-            if looks and state.iteration % self.rules.look_every == 0:
+            if by_gain and kept and (state.iteration <= self.warm_up or state.iteration % self.rules.look_every == 0):
+                state = self.follow_gain(state, x, mask, tuple(layer.detach() for layer in z), diverged, count)
+            elif looks and not by_gain and state.iteration % self.rules.look_every == 0:
                 rising = not (moment.decaying and state.iteration >= self.rules.settling)
                 state = self.follow_curvature(state, x, mask, z, count, rising)
         latent_std = tuple(float(layer.detach().std()) for layer in z)
@@ -283,8 +232,10 @@ class ShortRun(Learner):
             caution = max(control.caution / 2, self.rules.most_caution)
             return replace(state, control=control._replace(caution=caution)), False
         if divergent > limit and self.settings.tune != "off":
-            if warm:
+            if warm or self.settings.step_control == "gain":
                 self.undo(state.optimiser, before)
+            if self.settings.step_control == "gain":
+                return self.with_gain(state, state.control.gain * self.gain_rules.fall), False
             return replace(state, dynamics=state.dynamics.scaled(self.rules.shorter)), False
         caution = min(control.caution * self.rules.recovery, 1.0)
         return replace(state, control=control._replace(caution=caution)), True
@@ -318,10 +269,35 @@ class ShortRun(Learner):
     def follow_curvature(
         self, state: State, x: Tensor, mask: Tensor | None, z: Latents, count: int, rising: bool = True
     ) -> State:
-        """Look at the curvature where a few chains end, and let the step follow (:func:`followed_size`).
+        """Look at the curvature where a few chains end, and let the step follow (:func:`followed_size`)."""
+        curvature = self.curvature(state, x, mask, z, count)
+        size = state.dynamics.step_size
+        followed = followed_size(self.rules, state.control, size, curvature * size, state.iteration, rising)
+        control = state.control._replace(curvature=curvature)
+        return replace(state, control=control, dynamics=replace(state.dynamics, step_size=followed))
 
-        They are spread over the whole batch of ``count``, the same ones for any number of processes.
-        """
+    def follow_gain(self, state: State, x: Tensor, mask: Tensor | None, z: Latents, lost: Tensor, count: int) -> State:
+        """Look at curvature and slopes where the chains end, and let the gains follow (:mod:`.gains`)."""
+        curvature = self.curvature(state, x, mask, z, count)
+        u = self.processes.own_noise((count, *x.shape[1:]), x, state.rng)
+        sums = slopes_of(self.model.decoder, self.model.entering(z), u * ~lost.view(-1, *[1] * (x.ndim - 1)))
+        kept = self.processes.total((~lost).sum())
+        found = [self.processes.total(part) / kept for part in sums]
+        slopes = averaged_slopes(state.slopes, found, state.control.looks)
+        control = state.control._replace(curvature=curvature, looks=state.control.looks + 1)
+        state = replace(state, slopes=slopes, control=control)
+        gain = followed_gain(self.gain_rules, control.gain, curvature, control.aim)
+        if state.iteration > self.warm_up:  # before, the generator takes shape
+            state = replace(state, control=control._replace(aim=led_aim(self.gain_rules, control.aim, gain)))
+        return self.with_gain(state, gain)
+
+    def with_gain(self, state: State, gain: float) -> State:
+        sigma = float(getattr(self.model, "sigma", 1.0))
+        self.model.set_gains(gain_matrices(self.gain_rules, gain, state.slopes, sigma))
+        return replace(state, control=state.control._replace(gain=gain))
+
+    def curvature(self, state: State, x: Tensor, mask: Tensor | None, z: Latents, count: int) -> float:
+        """``lambda_max`` at the guard's quantile of a few chains, spread over the whole batch of ``count``."""
         chosen = torch.zeros(count, dtype=torch.bool)
         chosen[:: max(1, count // self.rules.look_at)] = True
         own = self.processes.own(chosen)
@@ -334,11 +310,7 @@ class ShortRun(Learner):
             sizes = flat_sizes(target, state.dynamics.table(len(z)))
             values[rows] = stability(target, flatten(target.start), sizes, probes[rows]).to(values)
         values = self.processes.total(values)
-        steepness = float(values[chosen].quantile(self.rules.guard.quantile))
-        size = state.dynamics.step_size
-        followed = followed_size(self.rules, state.control, size, steepness, state.iteration, rising)
-        control = state.control._replace(curvature=steepness / size)
-        return replace(state, control=control, dynamics=replace(state.dynamics, step_size=followed))
+        return float(values[chosen].quantile(self.rules.guard.quantile)) / state.dynamics.step_size
 
     def tuning_is_due(self, state: State) -> bool:
         if self.settings.tune not in ("grid", "gradient"):
@@ -375,6 +347,9 @@ class ShortRun(Learner):
         else:
             self.log("tuning found no step size that is safe to use; the step stays as it is")
             return state
+        if self.settings.step_control == "gain":
+            led = led_step(self.gain_rules, state.dynamics, result.dynamics)
+            return replace(state, dynamics=led, tuning=described(result, led))
         by_grid = self.settings.tune == "grid"
         best = chosen_candidate(self.rules, result, state.dynamics.step_size, by_grid)
         chosen = state.dynamics if best is None else result.candidates[best]

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shortrun.core.inference import Inferred, none_lost
 from shortrun.core.langevin import Langevin
 from shortrun.core.latents import Latents, Rng, standard_normal
-from shortrun.core.model import GaussianModel, Inferred, NotPossibleError, fit_gaussian
+from shortrun.core.model import GaussianModel, NotPossibleError, fit_gaussian
 
 TEST_STEPS, TEST_RATE = 150, 0.05
 
@@ -67,7 +68,7 @@ class CodeModel(GaussianModel):
                 (z.grad,) = torch.autograd.grad(error, z)
             optimiser.step()
             z.data = to_ball(z.data)
-        return Inferred((z.detach(),), torch.zeros(len(x), dtype=torch.bool, device=x.device))
+        return Inferred((z.detach(),), *none_lost(x))
 
     def lower_bound(self, x: Tensor, rng: Rng = None) -> Tensor:
         raise NotPossibleError("glo finds one code per image and no distribution over codes, so it has no lower bound")

@@ -14,9 +14,10 @@ import torch.distributed.nn.functional as across
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shortrun.core.inference import Inferred, none_lost
 from shortrun.core.langevin import Langevin
 from shortrun.core.latents import Latents, Rng, flatten, unflatten
-from shortrun.core.model import GaussianModel, Inferred, evaluating
+from shortrun.core.model import GaussianModel, evaluating
 from shortrun.nets.build import Shape
 
 FILLING_ROUNDS = 25
@@ -150,7 +151,7 @@ class Autoencoder(GaussianModel):
                     z = self.encode(x, self.sample_prior(len(x), rng)).z
                     x = torch.where(seen, x, self.decoder(z))
             z = self.encode(x, eps).z
-        return Inferred(z, torch.zeros(len(x), dtype=torch.bool, device=x.device))
+        return Inferred(z, *none_lost(x))
 
     def lower_bound(self, x: Tensor, rng: Rng = None) -> Tensor:
         """The ELBO, averaged over a few draws."""

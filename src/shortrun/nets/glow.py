@@ -23,9 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shortrun.core.inference import Inferred
 from shortrun.core.langevin import Langevin
 from shortrun.core.latents import Rng, standard_normal
-from shortrun.core.model import Inferred, NotPossibleError, from_bytes
+from shortrun.core.model import NotPossibleError, from_bytes
 from shortrun.nets.build import Shape, needs_extra
 
 with needs_extra("glow", "flows"):

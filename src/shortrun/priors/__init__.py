@@ -15,8 +15,8 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from shortrun.core.inference import Inferred
 from shortrun.core.latents import flatten
-from shortrun.core.model import Inferred
 from shortrun.priors.base import GaussianPrior, Prior, PriorKind, Report, are_typical, standard_log_density
 from shortrun.priors.model import WithPrior
 

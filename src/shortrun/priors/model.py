@@ -38,6 +38,11 @@ class WithPrior(nn.Module):
         """That of the model, if it has one."""
         return self.model.prepare
 
+    @property
+    def lowest_log_likelihood(self) -> Callable[..., Tensor]:
+        """That of the model, if it has one."""
+        return self.model.lowest_log_likelihood
+
     def sample_prior(self, n: int, rng: Rng = None) -> Latents:
         with torch.no_grad():
             return unflatten(self.prior.sample(n, rng), self.latent_shapes)

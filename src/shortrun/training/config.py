@@ -13,8 +13,8 @@ import yaml
 from shortrun.data import DataSettings
 from shortrun.files import write_atomically
 from shortrun.learners import Method, learner_class
+from shortrun.learners.chain_settings import ShortRunSettings
 from shortrun.learners.glo import GLOSettings
-from shortrun.learners.short_run import ShortRunSettings
 from shortrun.learners.vae import VAESettings
 from shortrun.priors import PriorKind
 from shortrun.processes import MixedPrecision

@@ -1,0 +1,87 @@
+"""Settings of learning with chains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from shortrun.core.free_energy import Entropy, Estimator
+from shortrun.core.langevin import Langevin, cool_down
+
+
+@dataclass(frozen=True)
+class ShortRunSettings:
+    """Of short run inference and learning."""
+
+    steps: int = 25
+    """K, the number of Langevin steps."""
+    step_size: float = 0.007
+    """s at the start (drift s * gradient, noise sqrt(2 s))."""
+    cool_down: int | None = None
+    """Number of final steps that become shorter, evenly towards zero: less noise is left in the latents. By default a
+    quarter of the steps, at most six."""
+    tune: Literal["grid", "gradient", "guard", "off"] = "grid"
+    """How the step size follows the model; guard heeds its steepness alone, off keeps the step fixed."""
+    tune_every: int = 100
+    """T_s: iterations between two tunings of the step size."""
+    tune_images: int = 3
+    """Images that the step size is tuned on."""
+    tune_chains: int = 4
+    """Chains of each of these images; the bounds of the entropy need several."""
+    tune_deltas: tuple[float, ...] = ()
+    """tune=grid: the candidates as delta = sqrt(2 s); by default three around the present step."""
+    entropy: Entropy = "marginal"
+    """Entropy of the short run distribution: conditional is the paper's, marginal also counts the injected noise."""
+    estimator: Estimator = "endpoint"
+    """How its log-determinants are estimated: exact (a Hessian at each step), lanczos (products with it), endpoint
+    (the curvature at the end of the chain stands for all of it) or auto (exact for few latents)."""
+    step_control: Literal["gain", "follow", "tuned"] = "follow"
+    """gain: the unit of the latents follows the curvature, and the step stays. follow: between tunings the step follows
+    it. With both, iterations whose chains diverge are undone. tuned, the paper's Algorithm 1: the step is what was
+    tuned, nothing else changes it, and divergence ends the run."""
+    tune_per: Literal["run", "step", "layer"] = "run"
+    """For tune=gradient: one step size, one per step, or one per step and layer."""
+    learn_last: int | None = None
+    """m: update the generator at each of the last m points of the chain; 1 is the paper's algorithm. By default 0.72
+    of the steps: 18 of 25."""
+    learn_last_later: int | None = None
+    """m after the warm-up, if it is to be another one: fewer updates per chain see more images in as many updates."""
+    loss: Literal["per-pixel", "log-joint", "sum-of-squares"] = "per-pixel"
+    """Unit of what the generator descends: minus the mean log joint times sigma^2 / pixels, minus the mean log joint
+    (the paper's), or the sum of squares over the batch (the authors' script). Adam heeds it only by its epsilon."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        for name in ("steps", "learn_last", "learn_last_later", "tune_every", "tune_images", "tune_chains"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                problems.append(f"{name} is {value}; expected one or more")
+        if self.cool_down is not None and not 0 <= self.cool_down < max(self.steps, 1):
+            problems.append(f"cool_down is {self.cool_down}; expected less than the {self.steps} steps")
+        for name in ("learn_last", "learn_last_later"):
+            value = getattr(self, name)
+            if value is not None and value > self.steps + 1:
+                problems.append(f"{name} is {value}, more than the {self.steps + 1} points of a chain")
+        if not self.step_size > 0:
+            problems.append(f"step_size is {self.step_size}; sizes of steps must be positive")
+        if not all(0 < delta < math.inf for delta in self.tune_deltas):
+            problems.append(f"tune_deltas is {self.tune_deltas}; expected positive numbers")
+        if self.entropy == "averaged" and self.estimator not in ("exact", "auto"):
+            problems.append(f"entropy averaged needs the estimator exact, not {self.estimator}")
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    @property
+    def shorter_steps(self) -> int:
+        """Number of final steps that become shorter."""
+        return min(6, self.steps // 4) if self.cool_down is None else self.cool_down
+
+    def dynamics(self) -> Langevin:
+        """The dynamics at the start."""
+        return Langevin(self.steps, self.step_size, cool_down(self.steps, self.shorter_steps))
+
+    def updates_along(self, iteration: int, warm_up: int) -> int:
+        """Updates of the generator along the chains of an iteration; the first one is 0."""
+        first = max(1, round(0.72 * self.steps)) if self.learn_last is None else self.learn_last
+        return first if self.learn_last_later is None or iteration < warm_up else self.learn_last_later
