@@ -205,6 +205,13 @@ def test_a_model_that_cannot_have_gains_is_refused():
         learner.init(seed=0)
 
 
+def test_layers_that_are_too_large_for_a_matrix_are_refused():
+    model = sr.GaussianModel(torch.nn.Sequential(torch.nn.Linear(3, 5)), [(1, 40, 40)])
+    learner = ShortRun(model, settings=ShortRunSettings(2, 0.02, cool_down=0, step_control="gain"))
+    with pytest.raises(ValueError, match="one of 1600 is too many, at most 1024"):
+        learner.init(seed=0)
+
+
 def test_chains_that_diverge_before_the_first_update_lower_the_gain():
     learner, state = gain_learner()
     before = [p.detach().clone() for p in learner.parameters]

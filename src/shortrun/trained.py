@@ -337,10 +337,8 @@ class Trained(Measured):
 
     def save(self, folder: str | Path) -> None:
         """Write the model with its prior, for :func:`shortrun.load` to read; and never over a run."""
-        folder = Path(folder)
-        if folder.exists() and (not folder.is_dir() or {p.name for p in folder.iterdir()} - MODEL_FILES):
-            raise RunError(f"{folder} holds other things than a saved model; name another folder")
-        write_model(folder, self.model, replace(self.description, dynamics=self.dynamics), self.prior)
+        check_folder(Path(folder))
+        write_model(Path(folder), self.model, replace(self.description, dynamics=self.dynamics), self.prior)
 
     def push_to_hub(self, name: str, **options: Any) -> str:
         """Publish the model with a card: see :func:`shortrun.hub.push_to_hub`."""
@@ -352,6 +350,12 @@ class Trained(Measured):
     def from_pretrained(cls, name: str | Path, decoder: Any = None, model: Any = None) -> Trained:
         """:func:`load` under the name that users of model hubs look for."""
         return load(name, decoder, model)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse to save a model into a folder that holds anything else."""
+    if folder.exists() and (not folder.is_dir() or {p.name for p in folder.iterdir()} - MODEL_FILES):
+        raise RunError(f"{folder} holds other things than a saved model; name another folder")
 
 
 MODEL_FILES = {"model.safetensors", PRIOR, "config.json", "README.md", "samples.png", "reconstructions.png"}

@@ -14,6 +14,7 @@ from shortrun.masks import make_mask
 from shortrun.measured import Law
 from shortrun.priors import PriorKind
 from shortrun.progress import Progress
+from shortrun.trained import check_folder
 from shortrun.training.model_folder import PRIOR, write_prior
 
 
@@ -64,6 +65,8 @@ class Prior(Use):
             raise ValueError(f"{self.run} is a shipped model, which stays as it is; name a folder with --save")
         if self.images < 1:
             raise ValueError(f"images is {self.images}; expected one or more")
+        if self.save is not None:
+            check_folder(self.save)  # before the long work
         seen = self.load_set(trained, "train")
         x = seen.batch(seen.some(self.images))
         mask = trained.info.get("mask")

@@ -122,6 +122,7 @@ class Evaluate(Use):
             "by": "dynamics" if self.quiet_steps else self.by,
             "mse": float(errors.mean()),
             "standard_error": float(errors.std() / len(errors) ** 0.5),
+            "median": float(errors.median()),
             "images": len(x),
             "data": self.data_name(trained),
             "steps": trained.dynamics.steps,

@@ -43,6 +43,7 @@ from shortrun.learners.gradients import Evaluator
 from shortrun.priors import GaussianPrior, Prior
 
 DIVERGENCE_ALONE = Guard(limit=math.inf)
+MOST_FOR_GAINS = 1024
 
 
 class ShortRun(Learner):
@@ -94,6 +95,12 @@ class ShortRun(Learner):
             raise ValueError(
                 f"step_control is gain, which needs a decoder with N(0, I) latents; {type(self.model).__name__} has "
                 "none. Use follow"
+            )
+        largest = max(dimensions([shape]) for shape in self.model.latent_shapes)
+        if largest > MOST_FOR_GAINS:
+            raise ValueError(
+                f"step_control is gain, which has a matrix for each layer of latents: one of {largest} is too many, at "
+                f"most {MOST_FOR_GAINS} are accepted. Use follow"
             )
         eyes = [torch.eye(dimensions([shape]), dtype=torch.float64) for shape in self.model.latent_shapes]
         if not self.model.gains:

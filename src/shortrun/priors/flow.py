@@ -13,6 +13,9 @@ from shortrun.core.latents import Rng, standard_normal
 from shortrun.nets.build import needs_extra
 from shortrun.priors.base import Prior, Report
 
+with needs_extra("a flow prior", "flows"):
+    import zuko
+
 RATE, DECAY, BATCH = 1e-3, 1e-3, 256
 EPOCHS, PATIENCE = 200, 5
 
@@ -32,8 +35,6 @@ class FlowPrior(Prior):
 
     def __init__(self, size: int, transforms: int = 4, width: int = 128) -> None:
         super().__init__(size)
-        with needs_extra("a flow prior", "flows"):
-            import zuko
         self.transforms, self.width = transforms, width
         # couplings (two passes) are as fast to draw from as to evaluate; one latent alone has nothing to be coupled to
         self.flow = zuko.flows.NSF(

@@ -257,7 +257,8 @@ def write_tables(rows: Sequence[dict[str, Any]], folder: Path, terms: Terms) -> 
         f"images. FID and KID: {terms.samples} samples against as many training images, "
         f"{metrics.RESIZE}. "
         f"Bits per dimension of 8-bit images: {terms.likelihood_images} held-out images ± one standard error, "
-        f"{WEIGHTS} importance weights. Chains and codes have no bound: AIS is their likelihood."
+        f"{WEIGHTS} importance weights. Chains and codes have no bound: AIS is their likelihood. AIS is with "
+        "the learned prior, the bounds with N(0, I)."
     )
     write_atomically(folder / "table.md", f"{markdown(rows)}\n\n{note}\n".encode())
     write_json(folder / "table.json", list(rows))
