@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from scripts import load_script
 
+from shortrun.cli import main
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 TINY = {
     "equal_images": ["--preset", "smoke", "--data", "mnist", "--layers", "1", "--variants", "short-run", "ladder-vae"],
@@ -30,7 +32,7 @@ def script(name):
 
 
 def test_every_script_is_tried():
-    assert {path.stem for path in FOLDER.glob("*.py")} == {*TINY}
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*TINY, "learning"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in TINY])
@@ -43,3 +45,16 @@ def test_a_script_runs(tmp_path, capsys, name):
     assert capsys.readouterr().out
     if path.is_file():
         assert json.loads(path.read_text())
+
+
+def test_the_curve_of_runs(tmp_path, capsys):
+    for method in ("short-run", "vae"):
+        main(["train", "--preset", "smoke", "--method", method, "--out", str(tmp_path / method)])
+    words = ["--images", "10", "--json", str(tmp_path / "found"), "--plot", str(tmp_path / "curves.png")]
+    script("learning").main([str(tmp_path / "short-run"), str(tmp_path / "vae"), *words])
+    assert "largest_over_best" in capsys.readouterr().out
+    found = json.loads((tmp_path / "found" / "short-run.json").read_text())
+    errors = [row[2] for row in found["curve"]]
+    assert found["last_over_best"] == pytest.approx(errors[-1] / min(errors), rel=1e-3)
+    assert found["iterations"] == 6
+    assert (tmp_path / "curves.png").stat().st_size > 5000
