@@ -4,7 +4,8 @@
 
 Of each run: the held-out error over time, the largest ratio to the best so far after the first tenth, the last one to
 the best; and on test images the errors of draws and of centres (chains whose last third is without noise; what an
-encoder says, for methods that have one), mean and median, and how many chains got lost.
+encoder says, for methods that have one), mean and median, and how many chains got lost. For pictures, files that it wrote are
+accepted in the place of runs.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = parser.parse_args(argv)
     found = {}
     for run in words.runs:
+        if run.suffix == ".json":
+            found[run.stem] = json.loads(run.read_text())
+            continue
         found[run.name] = result = measured(run, words.images)
         print(f"{run.name:20} " + "  ".join(f"{key} {result[key]:.4g}" for key in ("mse", "centres", "median", "mended",
               "largest_over_best", "last_over_best")), flush=True)  # fmt: skip

@@ -463,9 +463,10 @@ TWO_PROCESSES = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--mast
 
 
 @pytest.mark.slow
-def test_two_processes_make_the_update_of_one(tmp_path):
+@pytest.mark.parametrize("control", ["gain", "follow"])
+def test_two_processes_make_the_update_of_one(tmp_path, control):
     """Two gloo processes with half the batch each, against one with all of it."""
-    words = ["--iterations", "3", "--batch", "8"]
+    words = ["--iterations", "3", "--batch", "8", "--step-control", control]
     alone = launch(tmp_path / "one", *words)
     assert alone.wait(timeout=120) == 0, output_of(tmp_path / "one")
     both = launch(tmp_path / "two", *words, launcher=TWO_PROCESSES)
