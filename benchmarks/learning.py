@@ -4,8 +4,8 @@
 
 Of each run: the held-out error over time, the largest ratio to the best so far after the first tenth, the last one to
 the best; and on test images the errors of draws and of centres (chains whose last third is without noise; what an
-encoder says, for methods that have one), mean and median, and how many chains got lost. For pictures, files that it wrote are
-accepted in the place of runs.
+encoder says, for methods that have one), mean and median, and how many chains got lost. For pictures, files that it
+wrote are accepted in the place of runs.
 """
 
 from __future__ import annotations
