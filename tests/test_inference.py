@@ -78,3 +78,13 @@ def test_models_without_observation_noise_are_mended_where_they_diverge_alone():
     model = sr.BernoulliModel(lambda z: z[0], [(2,)])
     found = infer_and_mend(model, torch.ones(3, 2), sr.Langevin(5, 0.1), rng=torch.Generator().manual_seed(0))
     assert not found.mended.any()
+
+
+def test_a_model_that_explains_nothing_is_not_run_twice():
+    """Most of a batch is unexplained: that is no matter of chains, and inference is the plain dynamics."""
+    model = sr.GaussianModel(lambda z: 0 * z[0] @ torch.ones(1, 50), [(1,)], 0.3)
+    x = torch.full((10, 50), 6.0)
+    plain = sr.infer(model, x, sr.Langevin(3, 0.1), rng=torch.Generator().manual_seed(0))
+    found = infer_and_mend(model, x, sr.Langevin(3, 0.1), rng=torch.Generator().manual_seed(0))
+    assert torch.equal(found.z[0], plain[0])
+    assert not found.mended.any()

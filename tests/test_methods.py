@@ -209,8 +209,9 @@ def test_the_centre_of_abp_comes_from_a_chain_as_long_as_its_draw():
         model.points = []
         found = trained.reconstruction(x, quiet_steps=quiet, rng=rng)
         errors.append(float((found.z[0] - mean).square().sum(1).mean()))
-        drifts = [(mean - z) @ torch.linalg.inv(covariance) for z in model.points]
-        moved = zip(model.points, drifts, model.points[1:], strict=False)
+        points = model.points[:-1]  # the last one is a look at the end: does it explain the image?
+        drifts = [(mean - z) @ torch.linalg.inv(covariance) for z in points]
+        moved = zip(points, drifts, points[1:], strict=False)
         noises = [(after - before - step * drift) / (2 * step) ** 0.5 for before, drift, after in moved]
         taken.append([float(noise.std()) for noise in noises])
     # each step is one gradient, with noise or without

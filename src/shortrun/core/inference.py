@@ -19,6 +19,9 @@ from shortrun.core.langevin import (
 )
 from shortrun.core.latents import LatentModel, Latents, Rng
 
+FEW = 8
+"""In a batch of as many or more of which most are unexplained it is not the chains that got lost."""
+
 
 class Inferred(NamedTuple):
     z: Latents
@@ -46,7 +49,8 @@ def infer_and_mend(
     """As :func:`shortrun.infer`, but a chain that got lost is run once more with half the step.
 
     Lost is a chain that diverged, or that leaves more of ``x`` unexplained than the observation noise of the model may
-    (``lowest_log_likelihood``, for models that have it). Of its two ends the one with the higher log joint is kept. The
+    (``lowest_log_likelihood``, for models that have it), unless that is so for most of a batch: then the model has yet
+    to learn. Of its two ends the one with the higher log joint is kept. The
     price is that of the chains that got lost: one in a hundred or less, if the model is trained and its step tuned.
     """
     with warnings.catch_warnings():
@@ -80,8 +84,10 @@ def _infer_and_mend(
 
 
 def _unexplained(model: Any, x: Tensor, z: Latents, mask: Tensor | None, diagnostics: Diagnostics) -> Tensor:
-    """Chains whose end is less likely than the noise of the model allows."""
+    """Chains whose end is less likely than the noise of the model allows; none if the model explains few examples."""
+    none = torch.zeros_like(diagnostics.divergent[-1])
     if not hasattr(model, "lowest_log_likelihood"):
-        return torch.zeros_like(diagnostics.divergent[-1])
+        return none
     with torch.no_grad():
-        return ~(diagnostics.log_joint[-1] - model.log_prior(z) >= model.lowest_log_likelihood(x, mask))
+        found = ~(diagnostics.log_joint[-1] - model.log_prior(z) >= model.lowest_log_likelihood(x, mask))
+    return none if len(x) >= FEW and found.double().mean() > 0.5 else found
