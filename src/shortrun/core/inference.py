@@ -28,7 +28,7 @@ class Inferred(NamedTuple):
     divergent: Tensor
     """Which chains diverged, shape ``(n,)``."""
     mended: Tensor
-    """Which had got lost and were run once more, shape ``(n,)``."""
+    """Which had got lost and end where their second try did, shape ``(n,)``."""
 
 
 def none_lost(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,8 +50,8 @@ def infer_and_mend(
 
     Lost is a chain that diverged, or that leaves more of ``x`` unexplained than the observation noise of the model may
     (``lowest_log_likelihood``, for models that have it), unless that is so for most of a batch: then the model has yet
-    to learn. Of its two ends the one with the higher log joint is kept. The
-    price is that of the chains that got lost: one in a hundred or less, if the model is trained and its step tuned.
+    to learn. Of its two ends the one with the higher log joint is kept. The price is that of the chains that got lost:
+    one in a hundred or less, if the model is trained and its step tuned.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DivergenceWarning)
@@ -77,9 +77,8 @@ def _infer_and_mend(
     better = after > before[rows]
     mended[rows] = better
     divergent = divergent.index_put((rows,), torch.where(better, second.divergent[-1], divergent[rows]))
-    z = tuple(
-        old.index_put((rows[better],), new[better].to(old)) for old, new in zip(z, again, strict=True)
-    )  # fmt: skip
+    chosen = rows[better]
+    z = tuple(old.index_put((chosen,), new[better]) for old, new in zip(z, again, strict=True))
     return Inferred(z, divergent, mended)
 
 

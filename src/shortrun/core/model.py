@@ -124,7 +124,7 @@ class DecoderModel(nn.Module):
         """``A_l``, a matrix for each layer: the decoder takes ``A_l z_l``. Empty if it takes the latents as they are.
 
         The prior of ``z`` is N(0, I) all the same. Learning chooses them so that one step size suits all directions
-        and all of the run (:mod:`shortrun.learners.adapt`).
+        and all of the run (:mod:`shortrun.learners.gains`).
         """
         names = [f"gain_{i}" for i in range(len(self.latent_shapes))]
         return tuple(self.get_buffer(name) for name in names) if names[0] in self._buffers else ()

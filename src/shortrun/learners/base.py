@@ -105,7 +105,8 @@ class State:
         memory = dict(tensors)
         mean, square = (memory.pop(f"moments.{name}", None) for name in ("mean", "square"))
         moments = None if mean is None or square is None else Moments(mean, square, values["moments"])
-        slopes = tuple(memory.pop(key) for key in sorted(memory) if key.startswith("slopes."))
+        layers = sum(key.startswith("slopes.") for key in memory)
+        slopes = tuple(memory.pop(f"slopes.{i}") for i in range(layers))
         if "dynamics" not in values:
             size, steps = values["step_size"], self.dynamics.steps
             values = {

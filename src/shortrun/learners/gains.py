@@ -31,7 +31,7 @@ MEMORY = 0.95
 
 @dataclass(frozen=True)
 class GainRules:
-    """What the controller goes by: five numbers. docs/training.md has the runs that they come from."""
+    """What the controller goes by: four numbers. docs/training.md has the runs that they come from."""
 
     curvature: float = 120.0
     """Where lambda_max is led to, at the 90 % quantile of the chains: the unit of the latents. With the first step of
@@ -44,9 +44,6 @@ class GainRules:
     seven times as fast: it must keep up with a generator that takes shape."""
     drift: float = 0.006
     """How fast the aim answers to a gain that is not one, as a power of it at each look: within some hundred looks."""
-    most_divergent: float = 0.25
-    """Share of the chains beyond which an iteration is undone. Otherwise updates from chains that diverge make the
-    generator steeper, more chains diverge, and within two iterations its outputs are saturated for good."""
 
     @property
     def fall(self) -> float:
