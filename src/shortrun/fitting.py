@@ -18,7 +18,6 @@ from torch import nn
 
 from shortrun.data import as_examples
 from shortrun.learners import Method, learner_class
-from shortrun.learners.adapt import Rules
 from shortrun.processes import flushed_denormals, processes
 from shortrun.progress import Progress
 from shortrun.trained import Trained
@@ -106,6 +105,9 @@ def fit(
         own = None
         if model is None:
             built = learner.build(config.network, examples.shape, config.run.sigma[0])
+            start_at = getattr(getattr(built, "decoder", None), "start_at", None)
+            if config.run.start_at_mean and start_at is not None:
+                start_at(examples.mean)
         else:
             if not isinstance(model, nn.Module):
                 raise TypeError(
@@ -159,13 +161,13 @@ def _config(
 
 
 def first_step(model: Any) -> float:
-    """A step size to start with: 0.007 for observation noise of 0.3, and in proportion to the variance of the noise.
+    """A step size to start with: 0.02 for observation noise of 0.3, and in proportion to the variance of the noise.
 
-    The curvature of the log joint is that of the likelihood, which is inverse to that variance; without such noise, the
-    longest step that training takes by itself. Tuning takes over from there.
+    The curvature of the log joint is that of the likelihood, which is inverse to that variance. It is 0.1 at most, and
+    0.1 without such noise: the curvature of the prior is one. Tuning takes over from there.
     """
     sigma = float(getattr(model, "sigma", math.inf))
-    return min(0.007 * (sigma / 0.3) ** 2, Rules().longest)
+    return min(0.02 * (sigma / 0.3) ** 2, 0.1)
 
 
 def _budget(minutes: float | None, iterations: int | None) -> dict[str, Any]:

@@ -117,44 +117,6 @@ class DecoderModel(nn.Module):
         device = None if parameter is None else parameter.device
         self.register_buffer("reference", torch.empty(0, dtype=dtype, device=device), persistent=False)
 
-    # -- the unit of the latents ----------------------------------------------------------------------
-
-    @property
-    def gains(self) -> tuple[Tensor, ...]:
-        """``A_l``, a matrix for each layer: the decoder takes ``A_l z_l``. Empty if it takes the latents as they are.
-
-        The prior of ``z`` is N(0, I) all the same. Learning chooses them so that one step size suits all directions
-        and all of the run (:mod:`shortrun.learners.gains`).
-        """
-        names = [f"gain_{i}" for i in range(len(self.latent_shapes))]
-        return tuple(self.get_buffer(name) for name in names) if names[0] in self._buffers else ()
-
-    @torch.no_grad()
-    def set_gains(self, gains: Sequence[Tensor]) -> None:
-        """Change them in place, so that whoever shares them, compiled code among them, goes on with the new ones."""
-        for i, (gain, shape) in enumerate(zip(gains, self.latent_shapes, strict=True)):
-            size = math.prod(shape)
-            if gain.shape != (size, size):
-                raise ValueError(f"gain {i} has shape {tuple(gain.shape)}; expected {(size, size)}")
-            if f"gain_{i}" in self._buffers:
-                self.get_buffer(f"gain_{i}").copy_(gain)
-            else:
-                self.register_buffer(f"gain_{i}", gain.to(self.reference).clone())
-
-    def entering(self, z: Latents) -> Latents:
-        """What the decoder takes: each layer times its gain."""
-        gains = self.gains
-        if not gains:
-            return z
-        return tuple((layer.flatten(1) @ gain.mT).view_as(layer) for layer, gain in zip(z, gains, strict=True))
-
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *others: Any) -> None:
-        """Gains are there if the saved model had some."""
-        saved = [state_dict.get(f"{prefix}gain_{i}") for i in range(len(self.latent_shapes))]
-        if saved[0] is not None and not self.gains:
-            self.set_gains([gain for gain in saved if gain is not None])
-        super()._load_from_state_dict(state_dict, prefix, *others)
-
     # -- the density ----------------------------------------------------------------------------------
 
     def sample_prior(self, n: int, rng: Rng = None) -> Latents:
@@ -172,7 +134,7 @@ class DecoderModel(nn.Module):
 
     def decode(self, z: Latents) -> Tensor:
         """The mean of ``x`` given ``z``: what reconstructions and samples show."""
-        return self.decoder(self.entering(z))
+        return self.decoder(z)
 
     def prepare(self, x: Tensor) -> Tensor:
         """From data as people hold it to what :meth:`log_likelihood` takes: a tensor like the model's."""
@@ -277,7 +239,7 @@ class GaussianModel(DecoderModel):
         Hidden pixels drop out before the square (paper, Sec. 5.3), so neither their value, not even a
         NaN, nor what the decoder paints there has any influence on the result or on its gradient.
         """
-        return gaussian_log_likelihood(x, self.decoder(self.entering(z)), self.sigma, mask)
+        return gaussian_log_likelihood(x, self.decoder(z), self.sigma, mask)
 
     def lowest_log_likelihood(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """What latents that explain ``x`` reach, shape ``(n,)``: ``|x - g|^2 / sigma^2`` is chi-squared with as many
@@ -304,8 +266,6 @@ class FrozenModel(GaussianModel):
     def __init__(self, model: GaussianModel) -> None:
         super().__init__(model.decoder.frozen(), model.latent_shapes)  # type: ignore[attr-defined]
         self.sigma = model.sigma  # the same tensors: annealing is felt here too
-        for i, gain in enumerate(model.gains):
-            self.register_buffer(f"gain_{i}", gain)
 
     def arrange(self, x: Tensor) -> Tensor:
         """The pixels in the order in which the frozen decoder paints them; a sum over pixels does not mind."""
@@ -336,13 +296,13 @@ class BernoulliModel(DecoderModel):
         return x
 
     def log_likelihood(self, x: Tensor, z: Latents, mask: Tensor | None = None) -> Tensor:
-        logits = self.decoder(self.entering(z))
+        logits = self.decoder(z)
         check_shape(logits, x)
         clean = x if mask is None else torch.where(mask.to(torch.bool).expand_as(x), x, torch.zeros_like(x))
         return -visible_sum(F.binary_cross_entropy_with_logits(logits, clean, reduction="none"), mask)
 
     def decode(self, z: Latents) -> Tensor:
-        return torch.sigmoid(self.decoder(self.entering(z)))
+        return torch.sigmoid(self.decoder(z))
 
 
 class CategoricalModel(DecoderModel):
@@ -378,7 +338,7 @@ class CategoricalModel(DecoderModel):
         return x
 
     def log_likelihood(self, x: Tensor, z: Latents, mask: Tensor | None = None) -> Tensor:
-        logits = self.decoder(self.entering(z))
+        logits = self.decoder(z)
         expected = (len(x), self.classes, *x.shape[1:])
         if tuple(logits.shape) != expected:
             raise ValueError(f"the decoder returns shape {tuple(logits.shape)}; expected {expected}, classes second")
@@ -386,4 +346,4 @@ class CategoricalModel(DecoderModel):
         return -visible_sum(F.cross_entropy(logits, clean.long(), reduction="none"), mask)
 
     def decode(self, z: Latents) -> Tensor:
-        return self.decoder(self.entering(z)).argmax(1).to(self.reference)
+        return self.decoder(z).argmax(1).to(self.reference)

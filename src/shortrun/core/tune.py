@@ -27,7 +27,7 @@ class StepSizeError(ValueError):
 
 @dataclass(frozen=True)
 class Guard:
-    """Rules out steps that are too long for the curvature they meet; training keeps its steps at the same limit.
+    """Rules out steps that are too long for the curvature they meet.
 
     A linear model is stable for ``s * lambda_max < 2``. On trained generators the best step exceeds that for
     a few chains, so a candidate is excluded if ``s * lambda_max`` (:func:`shortrun.core.entropy.stability`) at

@@ -1,113 +1,114 @@
-"""The controller of the step size: pure functions over a small state.
+r"""What lets learning last: a price on steepness, a step that is led slowly, and iterations that can be undone.
 
-Between tunings the step follows the curvature: every few iterations ``s * lambda_max`` where chains end is led towards
-the limit of the tuner's guard. Iterations that drive many chains away are undone; if they diverged before the first
-update the step was too long and is shortened, else the updates were too large and the learning rate falls for a while.
+Chains that have not arrived fall short, and a generator that learns from them amplifies: it becomes steeper until
+chains overshoot. Nothing in the likelihood prevents this, because a posterior draw in a steep direction is as narrow as
+the direction is steep. A step that yields to steepness slides to nothing; one that stays ends beyond the verge, where
+the steepest images lose their chains. So steepness has a price. With every batch,
+
+.. math:: w\, \log^2 \max(1, s\, u^T H u / c)
+
+joins what the generator descends, for some of the images, with the curvature ``H`` where a chain ends, the step size
+``s``, and the direction ``u`` in which the gradient has just changed: the one in which the chain would overshoot first.
+The step stays where the free energy has its minimum, so chains stay on their way for as long as training goes on.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from shortrun.core.langevin import Langevin
-from shortrun.core.tune import Guard, TuneResult
+from shortrun.core.latents import Latents, flatten, unflatten
+from shortrun.core.tune import TuneResult
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the controller goes by. Measured on runs of minutes; see the laboratory notes in docs/training.md."""
+    """What learning goes by: four numbers. docs/training.md has the runs that they come from."""
 
-    first_tuning: int = 40
-    """Iteration of the first tuning. Before, the generator is still so flat that the longest step looks best, and the
-    next iterations make it steep."""
-    most_divergent: float = 0.25
-    """Share of the chains beyond which an iteration is undone. Otherwise updates from chains that diverge make the
-    generator steeper, more chains diverge, and within two iterations its outputs are saturated for good."""
-    shorter: float = 0.9
-    """Factor of the step after an iteration whose chains diverged before the first update."""
-    recovery: float = 1.03
-    """Factor of the caution after each iteration that goes well."""
-    most_caution: float = 1 / 16
-    """Lowest share of the learning rate."""
-    guard: Guard = field(default_factory=Guard)
-    """Its limit is what ``s * lambda_max`` is led to."""
-    look_every: int = 4
-    """Iterations between two looks at the curvature."""
-    look_at: int = 8
-    """Chains that are looked at."""
-    longest: float = 0.1
-    """Where the step may rise to if the longest candidate of a tuning was the best."""
-    first_pace: tuple[float, float] = (0.97, 1.5)
-    """How much the step may change at a look, down and up, in the beginning. It must not drop fast: a step that yields
-    to every steepness lets the generator become steeper still, because chains that hardly move leave it to the
-    decoder to amplify them; a step that stays makes steepness costly and keeps it smooth."""
-    pace: tuple[float, float] = (0.995, 1.05)
-    """The same after ``settling`` iterations."""
-    settling: int = 100
-    memory: float = 0.99
-    """Share of the past in the running moments of the latents."""
-    gradient_steps: int = 4
-    """Of one tuning by gradient, where the step also follows the curvature."""
-    gradient_steps_tuned: int = 40
-    """Of one tuning by gradient, where it is all that changes the step."""
-    probes: int = 1
-    depth: int = 8
-    """Probes and first Krylov steps of the estimators that need them."""
+    limit: float = 1.5
+    """c: what ``s u^T H u`` may be at no price. Chains overshoot from 1 on and diverge from 2 on; ``u`` is not quite
+    the steepest direction, so there is some room in between."""
+    weight: float = 1000.0
+    """w, in nats: what an image pays at e times the limit. More than the few hundred that it gains by being explained,
+    so that the bound is one."""
+    share: float = 0.25
+    """Of the images of a batch that pay. With all of them it learns no better, and paying takes four times as long."""
+    pace: float = 1.03
+    """By how much a tuning may change the step, and by how much the learning rate recovers with each iteration after
+    one that was undone. One tuning compares three steps on a few images and is noisy; ten of them make a third."""
 
 
 class Control(NamedTuple):
     """State of the controller."""
 
-    target_size: float = math.inf
-    """Where the step may rise to: the tuned one, or the longest if longer was always better."""
     caution: float = 1.0
     """Share of the scheduled learning rate that is used at the moment."""
     curvature: float = math.nan
-    """``lambda_max`` at the guard's quantile of the chains, as last seen."""
-    gain: float = 1.0
-    """``g``, for learning with gains: see :mod:`shortrun.learners.gains`."""
-    aim: float = 1.0
-    """Share of the set curvature that the gain is led to."""
-    looks: int = 0
-    """How often the slopes were looked at."""
+    """``u^T H u`` of the images that pay, at their 90 % quantile, as last seen."""
+
+    def after(self, kept: bool, rules: Rules = Rules()) -> Control:
+        """An iteration: the learning rate recovers if it was kept, and is halved if it was undone."""
+        return self._replace(caution=min(self.caution * rules.pace, 1.0) if kept else self.caution / 2)
 
 
-def followed_size(
-    rules: Rules, control: Control, size: float, steepness: float, iteration: int, rising: bool = True
-) -> float:
-    """The step after a look that found ``s * lambda_max = steepness``: shorter if that exceeds the limit, else longer.
+def led_step(rules: Rules, dynamics: Langevin, tuned: Langevin) -> Langevin:
+    """The tuned dynamics, with its step no further from that of ``dynamics`` than the pace allows."""
+    ratio = tuned.step_size / dynamics.step_size
+    return tuned.scaled(min(max(ratio, 1 / rules.pace), rules.pace) / ratio)
 
-    It must not rise while the learning rate decays: a step at the limit is stable only because the generator keeps
-    yielding to it.
+
+def curvature_along(model: Any, x: Tensor, mask: Tensor | None, z: Latents, u: Tensor, length: float) -> Tensor:
+    r"""``u^T H u`` for minus the log joint of what the model itself makes of ``z``, shape ``(n,)``.
+
+    It is the second difference of ``U(z) = -log p(x', z)`` with ``x' = decode(z)``,
+
+    .. math:: (U(z + h u) - 2 U(z) + U(z - h u)) / h^2,
+
+    over the length ``h`` of a step. With ``x'`` in the place of ``x`` the residual is zero, and what is left is the
+    slope of the generator: for Gaussian noise ``1 + |J u|^2 / sigma^2``. A model that cannot decode is taken at ``x``.
+    It can be differentiated with respect to the parameters of the model, ``x'`` held fixed as data are.
+
+    Args:
+        u: one direction of length 1 for each example, shape ``(n, d)``.
     """
-    if not (math.isfinite(steepness) and steepness > 0):
-        return size
-    lowest, highest = rules.first_pace if iteration < rules.settling else rules.pace
-    highest = highest if rising else 1.0
-    wanted = min(control.target_size / size, rules.guard.limit / steepness)
-    return size * min(max(wanted, lowest), highest)
+    with torch.no_grad():
+        seen = model.decode(z) if hasattr(model, "decode") else x
+    flat, shapes = flatten(z).detach(), [layer.shape[1:] for layer in z]
+    points = unflatten(torch.cat([flat + length * u, flat, flat - length * u]), shapes)
+    masks = None if mask is None else torch.cat([mask.expand_as(x)] * 3)
+    log_joint = model.log_prior(points) + model.log_likelihood(torch.cat([seen] * 3), points, masks)
+    above, centre, below = log_joint.chunk(3)
+    return (2 * centre - above - below) / length**2
 
 
-def chosen_candidate(rules: Rules, result: TuneResult, present: float, by_grid: bool) -> int | None:
-    """The candidate to use: of those whose chains do not diverge, the one with the lowest free energy.
+def price(rules: Rules, steepness: Tensor) -> Tensor:
+    """What each image pays for its ``s u^T H u``, in nats.
 
-    A step is not lengthened beyond the limit of the guard. Shortening it is left to the free energy here and to the
-    controller between tunings, because a step that yields at once lets the generator become steeper still. None:
-    the present step stays.
+    The logarithm keeps a generator that is far too steep, as at the beginning, from being driven into saturation.
     """
-    sizes = result.step_sizes
-    allowed = [
-        i for i in range(len(sizes))
-        if sizes[i] <= present * (1 + 1e-9) or result.stability[i] <= rules.guard.limit
-    ]  # fmt: skip
-    if not by_grid:
-        return result.best if result.best in allowed else None
-    passing = [i for i in allowed if not result.ruled_out[i]]
-    return min(passing, key=lambda i: float(result.free_energy[i]), default=None)
+    return rules.weight * (steepness / rules.limit).clamp_min(1).log().square()
+
+
+def changed_direction(drift: Latents, before: Latents) -> Tensor:
+    """``u``: where the gradient has changed to since the point before, as vectors of length 1, shape ``(n, d)``.
+
+    One step moves a chain by noise in all directions, and the gradient answers with ``H`` times it: most along the
+    steepest ones. So ``u`` is one step of the power method that costs nothing.
+    """
+    change = (flatten(drift) - flatten(before)).nan_to_num()
+    return torch.nn.functional.normalize(change, dim=1)
+
+
+def priced_rows(rules: Rules, count: int) -> Tensor:
+    """Which images of the whole batch pay: spread evenly, at least one; shape ``(count,)``."""
+    chosen = torch.zeros(count, dtype=torch.bool)
+    chosen[:: max(1, round(1 / rules.share))] = True
+    return chosen
 
 
 def described(result: TuneResult, chosen: Langevin) -> dict[str, Any]:
@@ -116,25 +117,3 @@ def described(result: TuneResult, chosen: Langevin) -> dict[str, Any]:
         "chosen": chosen.step_size, "step_sizes": result.step_sizes, "free_energy": result.free_energy.tolist(),
         "stability": result.stability.tolist(), "ruled_out": result.ruled_out.tolist(),
     }  # fmt: skip
-
-
-class Moments(NamedTuple):
-    """Mean and mean square of the latents at the end of the chains, averaged over the last iterations."""
-
-    mean: Tensor
-    """Shape ``(d,)``, all layers side by side, in double precision."""
-    square: Tensor
-    """``E z z^T``, shape ``(d, d)``."""
-    iterations: int = 1
-
-    def covariance(self) -> Tensor:
-        return self.square - self.mean[:, None] * self.mean
-
-
-def averaged_moments(rules: Rules, past: Moments | None, mean: Tensor, square: Tensor) -> Moments:
-    """The moments after an iteration: a plain average first, then one that forgets."""
-    if past is None:
-        return Moments(mean, square)
-    iterations = past.iterations + 1
-    share = max(1 / iterations, 1 - rules.memory)
-    return Moments(past.mean.to(mean).lerp(mean, share), past.square.to(mean).lerp(square, share), iterations)

@@ -17,7 +17,8 @@ from torch import Tensor
 from shortrun.core.langevin import Langevin
 from shortrun.core.latents import Rng
 from shortrun.core.model import infer_new
-from shortrun.learners.adapt import Control, Moments
+from shortrun.learners.adapt import Control
+from shortrun.learners.moments import Moments
 from shortrun.nets.build import GeneratorNetwork, Shape, build_model
 from shortrun.priors import Prior
 from shortrun.processes import Processes
@@ -43,8 +44,6 @@ class Moment(NamedTuple):
     """How much of the run is over, from 0 to 1."""
     learning_rate: float | None = None
     """What the schedule asks for; by default that of the learner."""
-    decaying: bool = False
-    """Whether the learning rate is on its way down at the end of the run."""
 
 
 class Info(NamedTuple):
@@ -54,14 +53,14 @@ class Info(NamedTuple):
     """What was minimised, per pixel."""
     divergent: int
     """Chains that diverged; they were taken back to their start and not used."""
-    finite: bool
-    """Whether loss and gradients were finite; if not, nothing was updated."""
+    kept: bool
+    """Whether the update counts; else it was undone, because the loss was not finite or it drove most chains away."""
     latent_std: tuple[float, ...]
     """Standard deviation of the inferred latents, per layer; 1 if their aggregate matches the prior."""
     step_size: float
     """s, the longest step of the chains."""
     curvature: float
-    """Largest eigenvalue of minus the Hessian of the log joint where chains end, as last measured; NaN if not yet."""
+    """Of minus the log joint where chains end, in their steepest direction, as last measured; NaN if not yet."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,9 @@ class State:
     """What infers latents through the decoder."""
     iteration: int = 0
     control: Control = field(default_factory=Control)
-    """Of the step size: see :mod:`shortrun.learners.adapt`."""
+    """What keeps learning going: see :mod:`shortrun.learners.adapt`."""
     moments: Moments | None = None
     """Of the latents that were inferred in the last iterations, for samples."""
-    slopes: tuple[Tensor, ...] = ()
-    """Running means of ``J_l^T J_l``, for learning with gains."""
     memory: dict[str, Tensor] = field(default_factory=dict)
     """Tables with a row per training example."""
     tuned_at: int = -1
@@ -98,24 +95,23 @@ class State:
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint saves of it besides plain values, parameters and generators."""
         own = {} if self.moments is None else {"moments.mean": self.moments.mean, "moments.square": self.moments.square}
-        return self.memory | own | {f"slopes.{i}": slope for i, slope in enumerate(self.slopes)}
+        return self.memory | own
 
     def restored(self, values: dict[str, Any], tensors: dict[str, Tensor]) -> State:
         """With the plain values and tensors of a checkpoint; those of version 0.1 have other names for them."""
         memory = dict(tensors)
         mean, square = (memory.pop(f"moments.{name}", None) for name in ("mean", "square"))
         moments = None if mean is None or square is None else Moments(mean, square, values["moments"])
-        layers = sum(key.startswith("slopes.") for key in memory)
-        slopes = tuple(memory.pop(f"slopes.{i}") for i in range(layers))
         if "dynamics" not in values:
             size, steps = values["step_size"], self.dynamics.steps
             values = {
                 "dynamics": {"steps": steps, "step_size": size}, "iteration": values.get("iterations", 0),
-                "control": {k: values[k] for k in ("target_size", "caution") if k in values},
+                "control": {k: values[k] for k in ("caution",) if k in values},
             }  # fmt: skip
+        control = {key: value for key, value in values["control"].items() if key in Control._fields}
         return replace(
             self, dynamics=Langevin.from_dict(values["dynamics"]), iteration=values["iteration"],
-            control=Control(**values["control"]), moments=moments, slopes=slopes, memory=memory,
+            control=Control(**control), moments=moments, memory=memory,
             tuned_at=values.get("tuned_at", -1),
         )  # fmt: skip
 
@@ -156,7 +152,7 @@ class Learner:
         model: Any,
         dynamics: Langevin | None = None,
         *,
-        learning_rate: float = 2e-3,
+        learning_rate: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.99),
         settings: Any = None,
         processes: Processes | None = None,
@@ -237,6 +233,10 @@ class Learner:
                 "Batch(x, None, indices), or pass a tensor or a Dataset to fit instead of a DataLoader"
             )
         return batch.indices
+
+    def counted(self, state: State, kept: bool) -> State:
+        """The state after an update: one iteration more, or, if the update was undone, a lower learning rate."""
+        return replace(state, iteration=state.iteration + kept, control=state.control.after(kept))
 
     def set_rate(self, state: State, moment: Moment) -> float:
         """Give the optimiser the learning rate of this moment, with due caution; returns it."""

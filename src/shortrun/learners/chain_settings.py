@@ -16,13 +16,13 @@ class ShortRunSettings:
 
     steps: int = 25
     """K, the number of Langevin steps."""
-    step_size: float = 0.007
+    step_size: float = 0.02
     """s at the start (drift s * gradient, noise sqrt(2 s))."""
     cool_down: int | None = None
     """Number of final steps that become shorter, evenly towards zero: less noise is left in the latents. By default a
     quarter of the steps, at most six."""
-    tune: Literal["grid", "gradient", "guard", "off"] = "grid"
-    """How the step size follows the model; guard heeds its steepness alone, off keeps the step fixed."""
+    tune: Literal["grid", "gradient", "off"] = "grid"
+    """How the free energy is minimised over the step size; off keeps the step fixed."""
     tune_every: int = 100
     """T_s: iterations between two tunings of the step size."""
     tune_images: int = 3
@@ -36,10 +36,10 @@ class ShortRunSettings:
     estimator: Estimator = "endpoint"
     """How its log-determinants are estimated: exact (a Hessian at each step), lanczos (products with it), endpoint
     (the curvature at the end of the chain stands for all of it) or auto (exact for few latents)."""
-    step_control: Literal["gain", "follow", "tuned"] = "follow"
-    """gain: the unit of the latents follows the curvature, and the step stays. follow: between tunings the step follows
-    it. With both, iterations whose chains diverge are undone. tuned, the paper's Algorithm 1: the step is what was
-    tuned, nothing else changes it, and divergence ends the run."""
+    step_control: Literal["bound", "tuned"] = "bound"
+    """bound: tuning leads the step slowly, a price on steepness keeps the generator within its reach, and iterations
+    that drive most chains away are undone. tuned, the paper's Algorithm 1: the step is what was tuned, nothing else is
+    done, and divergence ends the run."""
     tune_per: Literal["run", "step", "layer"] = "run"
     """For tune=gradient: one step size, one per step, or one per step and layer."""
     learn_last: int | None = None

@@ -119,7 +119,7 @@ class GLO(Learner):
         moved = to_ball(z.detach() - self.settings.code_rate * rate / self.learning_rate * gradient)
         if finite:
             self.processes.remember(codes, indices, moved)
-            state = replace(state, iteration=state.iteration + 1)
+        state = self.counted(state, finite)
         spread = float(moved.std()) * math.sqrt(moved.shape[1])
         return state, Info(value, 0, finite, (spread,), state.dynamics.step_size, math.nan)
 

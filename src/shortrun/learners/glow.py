@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,5 +68,5 @@ class Glow(Learner):
         self.set_rate(state, moment)
         count = torch.tensor(len(x), device=x.device)
         value, finite = self.descend(state.optimiser, loss, count, gradients, 1 / x[0].numel())
-        state = replace(state, iteration=state.iteration + finite)
+        state = self.counted(state, finite)
         return state, Info(value, 0, finite, (), state.dynamics.step_size, math.nan)

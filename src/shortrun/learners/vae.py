@@ -118,7 +118,7 @@ class VAE(Learner):
         self.set_rate(state, moment)
         count = torch.tensor(len(x), device=x.device)
         value, finite = self.descend(state.optimiser, loss, count, gradients, self.pixel_unit(x))
-        state = replace(state, iteration=state.iteration + finite)
+        state = self.counted(state, finite)
         latent_std = tuple(float(layer.std()) for layer in z)
         return state, Info(value, 0, finite, latent_std, state.dynamics.step_size, math.nan)
 

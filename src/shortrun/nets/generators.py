@@ -86,6 +86,16 @@ class ToImage(nn.Module):
             for a, b in zip([channels, *widths[1:-1]], widths[1:], strict=True)
         )
 
+    @torch.no_grad()
+    def start_at(self, mean: Tensor) -> None:
+        """Begin learning at images of this mean, shape (colours, height, width): the last bias has its colour.
+
+        Otherwise the first thing to learn is a shift of all pixels, which Adam overshoots: where most of them are
+        black, as in digits, into the saturation of tanh, from which there is no way back.
+        """
+        bias = self.layers[-1].get_parameter("bias")
+        bias.copy_(mean.flatten(1).mean(1).clamp(-0.95, 0.95).atanh())
+
     def hidden(self, maps: Tensor) -> Tensor:
         """All but the last doubling."""
         for layer in self.layers[:-1]:
@@ -186,6 +196,10 @@ class TopDownGenerator(nn.Module):
     def forward(self, z: Latents) -> Tensor:
         return self._follow(z)[0]
 
+    def start_at(self, mean: Tensor) -> None:
+        """Begin learning at the mean colour of the images: see :meth:`ToImage.start_at`."""
+        self.to_image.start_at(mean)
+
     def to_latents(self, noises: Latents) -> Latents:
         """From ``(z_L, eps_{L-1}, ..., eps_1)`` to ``(z_L, ..., z_1)``."""
         return self._follow(noises)[1]
@@ -269,3 +283,7 @@ class HierarchicalFeatures(nn.Module):
             entering = F.gelu(self.projections[i](z[i]))
             hidden = self.blocks[i](mixer(torch.cat([hidden, entering], 1)))
         return self.to_image(hidden)
+
+    def start_at(self, mean: Tensor) -> None:
+        """As :meth:`TopDownGenerator.start_at`."""
+        self.to_image.start_at(mean)

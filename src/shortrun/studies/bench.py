@@ -262,10 +262,10 @@ def measure_memory(case: Case) -> dict[str, Any]:
 
 
 def measure_tuning(case: Case, update: float, repeats: int) -> dict[str, Any]:
-    """One tuning pass of a step that follows the curvature, as a share of the updates between two passes."""
+    """One tuning pass of a step that is led by the free energy, as a share of the updates between two passes."""
     cpu: Any = preset("cpu", case.data).settings
     config = case.config(
-        tune="grid", step_control="follow", entropy=cpu.entropy, estimator=cpu.estimator, tune_deltas=(),
+        tune="grid", step_control="bound", entropy=cpu.entropy, estimator=cpu.estimator, tune_deltas=(),
         tune_images=cpu.tune_images, tune_chains=cpu.tune_chains,
     )  # fmt: skip
     settings: Any = config.settings

@@ -22,6 +22,8 @@ from shortrun.processes import MixedPrecision
 COMPILE_FROM_MINUTES, COMPILE_FROM_UPDATES = 10.0, 20_000
 # What a network of version 0.1 was whose file does not say, because the setting did not exist.
 BEFORE: dict[str, Any] = {"published_glow": False, "batch_norm": False, "gate": "affine"}
+# Settings whose former values are taken for what came in their place.
+FORMER: dict[str, dict[Any, str]] = {"step_control": {"follow": "bound", "gain": "bound"}, "tune": {"guard": "off"}}
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,9 @@ class RunSettings:
     """T, the number of batches that are learned from; with chains, each gives several updates."""
     minutes: float | None = 10.0
     """Stop after this much training time. With both limits, the first one counts."""
-    batch: int = 32
+    batch: int = 64
     """Images per update, over all processes together."""
-    learning_rates: tuple[float, ...] = (2e-3,)
+    learning_rates: tuple[float, ...] = (1e-3,)
     """Learning rates, each for an equal share of the run; the last share decays smoothly if decay is set."""
     rate_changes: tuple[int, ...] = ()
     """Iterations at which the next learning rate starts, instead of equal shares."""
@@ -46,6 +48,8 @@ class RunSettings:
     """Let the learning rate fall to a fiftieth along a cosine in the last 40 % of the run."""
     warm_up: int = 40
     """Iterations over which the learning rate rises from zero."""
+    start_at_mean: bool = True
+    """Whether the generator starts at images of the mean colour of the training images."""
     betas: tuple[float, float] = (0.9, 0.99)
     """Of Adam."""
     sigma: tuple[float, float] = (0.3, 0.22)
@@ -166,6 +170,8 @@ class Config:
         network = values.pop("model", {})
         if not values.pop("fit_spread", True):  # what version 0.1 called it
             values.setdefault("prior", "normal")
+        for name, former in FORMER.items():
+            values[name] = former.get(values.get(name), values.get(name))
         learner = learner_class(method)
         kinds: list[Any] = [DataSettings, RunSettings, learner.Settings]
         known = set().union(*(names_of(kind) for kind in [*kinds, ShortRunSettings, VAESettings, GLOSettings]))

@@ -8,7 +8,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from shortrun.training import checkpoints, schedules
 from shortrun.training.config import Config
 from shortrun.training.model_folder import Description, RunError, read_prior, write_model
 
-PATIENCE = 20
+TOO_CAREFUL = 1 / 64  # of the learning rate: then undoing single iterations does not help
 OFFERED_IMAGES = 16  # training images that a method gets before evaluations; it may use fewer
 MAX_RECOVERIES = 5
 
@@ -87,9 +87,9 @@ class Loop:
             name: torch.Generator().manual_seed(1000 * self.run.seed + i)
             for i, name in ((0, "order"), (3, "masks"), (4, "evaluation"))
         } | {"chains": self.state.rng, "tuning": self.state.tuning_rng}
-        self.seconds, self.recoveries, self.patience, self.divergent = 0.0, 0, 0, 0
+        self.seconds, self.recoveries, self.divergent = 0.0, 0, 0
         self.mse = math.nan
-        self.tuning_seconds, self.rate_factor = 0.0, 1.0
+        self.tuning_seconds = 0.0
         self.fitted_prior: Prior | None = None
         """Fitted to the latents of the finished model; none while it still learns."""
         self.history: list[dict[str, Any]] = []
@@ -125,8 +125,6 @@ class Loop:
             "mse": self.mse,
             "recoveries": self.recoveries,
             "tuning_seconds": self.tuning_seconds,
-            "rate_factor": self.rate_factor,
-            "patience": self.patience,
             "iteration": self.iteration,
         }
         taken = checkpoints.take(self.model, self.state.optimiser, self.sources, self.state.tensors(), state)
@@ -177,19 +175,18 @@ class Loop:
         self.state = self.state.restored(state["learner"] | {"iterations": state["iteration"]}, tensors)
         self.seconds = state["seconds"]
         self.mse, self.recoveries = state["mse"], max(self.recoveries, state["recoveries"])
-        self.tuning_seconds, self.rate_factor = state["tuning_seconds"], state["rate_factor"]
-        self.patience = state["patience"]
+        self.tuning_seconds = state["tuning_seconds"]
 
     def recover(self, reason: str) -> None:
-        """Back to the last good checkpoint, with half the learning rate."""
+        """Back to the last good checkpoint, with half the learning rate for a while; less each time."""
         self.recoveries += 1
         if self.recoveries > MAX_RECOVERIES:
             raise RunError(f"{reason}; gave up after {MAX_RECOVERIES} returns to the last good checkpoint")
-        recoveries, factor = self.recoveries, self.rate_factor
         self._restore()
-        self.recoveries, self.rate_factor, self.patience = recoveries, factor / 2, 0
+        control = self.state.control._replace(caution=0.5**self.recoveries)
+        self.state = replace(self.state, control=control)
         self.log(
-            f"{reason}: went back to iteration {self.iteration}, and halved the learning rate "
+            f"{reason}: went back to iteration {self.iteration}, with {control.caution:.0%} of the learning rate "
             f"({self.recoveries} of at most {MAX_RECOVERIES} returns)"
         )
         self.note({"event": "recovered", "reason": reason})
@@ -272,7 +269,7 @@ class Loop:
     def advance(self) -> Info:
         """One iteration: tune if it is time, then learn from the next batch."""
         self.fitted_prior = None
-        moment = schedules.moment(self.run, self.iteration, self.share, self.rate_factor)
+        moment = schedules.moment(self.run, self.iteration, self.share)
         if hasattr(self.model, "sigma"):
             self.model.sigma.fill_(schedules.sigma(self.run, self.share))
         if self.learner.tuning_is_due(self.state):
@@ -284,11 +281,12 @@ class Loop:
         batch = self.next_batch()
         self.state, info = self.learner.update(self.state, batch, moment)
         self.divergent += info.divergent
-        self.patience = self.patience + 1 if info.divergent > len(batch.x) / 2 else 0  # never, if tuned
-        if not info.finite:
-            self.recover("the loss is not finite")
-        elif self.patience > PATIENCE:
-            self.recover(f"more than half of the chains diverged in {PATIENCE} iterations")
+        if not info.kept:
+            self.note({"event": "undone", "divergent": info.divergent, "caution": self.state.control.caution})
+            if self.state.control.caution < TOO_CAREFUL:
+                self.recover(
+                    "updates had to be undone again and again, because the loss is not finite or chains diverge"
+                )
         return info
 
     # -- evaluation -----------------------------------------------------------------------------------

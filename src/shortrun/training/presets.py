@@ -22,7 +22,8 @@ SIZED = ("celeba", "folder", "zip", "hf")  # sets that are cropped
 Values = dict[str, Any]
 _PAPER: Values = {
     "iterations": 300_000, "minutes": None, "batch": 100, "learning_rates": (1e-4, 5e-5, 1e-5), "decay": False,
-    "warm_up": 0, "betas": (0.9, 0.999), "sigma": (0.25, 0.15), "anneal_from": 5 * SCRIPT_EPOCH / 300_000,
+    "warm_up": 0, "start_at_mean": False, "betas": (0.9, 0.999), "sigma": (0.25, 0.15),
+    "anneal_from": 5 * SCRIPT_EPOCH / 300_000,
     "anneal": 1.0, "anneal_shape": "linear", "evaluate_every": 1000, "evaluate_images": 1000, "checkpoint_every": 1000,
     "steps": 25, "step_size": 0.05**2 / 2, "cool_down": 0, "tune_every": 3000, "tune_images": 4, "tune_chains": 1,
     "tune_deltas": tuple(i / 100 for i in range(1, 16)), "entropy": "conditional", "estimator": "exact",
@@ -32,7 +33,7 @@ _PAPER: Values = {
 SETTINGS: dict[Preset, Values] = {
     "smoke": {
         "iterations": 6, "minutes": None, "batch": 8, "warm_up": 2, "evaluate_every": 3, "evaluate_images": 8,
-        "checkpoint_every": 3, "steps": 5, "step_size": 0.007, "cool_down": 1, "learn_last": 3, "tune_every": 3,
+        "checkpoint_every": 3, "steps": 5, "cool_down": 1, "learn_last": 3, "tune_every": 3,
         "prior_images": 100,
     },
     "cpu": {"minutes": 10.0},
@@ -98,7 +99,7 @@ def baseline(name: Preset, method: Method) -> Values:
     if method == "abp":  # 40 steps of delta = 0.3, sigma = 0.3 in the paper's appendix
         if name == "paper":
             return values | {"steps": 40, "step_size": 0.045, "sigma": (0.3, 0.3)}
-        return values | {"steps": 5 if name == "smoke" else 20, "step_size": 0.045, "tune": "guard"}
+        return values | {"steps": 5 if name == "smoke" else 20, "step_size": 0.045}
     if name == "cpu":
         rate = 2e-3 if method in ("glo", "glow") else 1e-3
         values |= {"batch": 64, "learning_rates": (rate,), "step_size": 0.01}

@@ -35,7 +35,6 @@ def sigma(run: RunSettings, share: float) -> float:
     return first + (last - first) * passed if run.anneal_shape == "linear" else first * (last / first) ** passed
 
 
-def moment(run: RunSettings, iteration: int, share: float, factor: float = 1.0) -> Moment:
-    """What an update is told; ``factor`` is what recoveries left of the learning rate."""
-    rate = learning_rate(run, iteration, share) * factor
-    return Moment(share, rate, run.decay and share > DECAY_FROM)
+def moment(run: RunSettings, iteration: int, share: float) -> Moment:
+    """What an update is told."""
+    return Moment(share, learning_rate(run, iteration, share))
