@@ -28,6 +28,7 @@ from shortrun.training.model_folder import name_of, write_prior
 from shortrun.training.presets import preset
 
 GIVEN = "given in Python"
+MEAN_OF = 1000  # training images, for the mean colour of what is visible
 Callback = Callable[[Trained], Any]
 
 
@@ -105,9 +106,6 @@ def fit(
         own = None
         if model is None:
             built = learner.build(config.network, examples.shape, config.run.sigma[0])
-            start_at = getattr(getattr(built, "decoder", None), "start_at", None)
-            if config.run.start_at_mean and start_at is not None:
-                start_at(examples.mean)
         else:
             if not isinstance(model, nn.Module):
                 raise TypeError(
@@ -124,6 +122,8 @@ def fit(
             config.save(place / "config.yaml")
         shared.wait()
         if not resume:
+            if model is None and config.run.start_at_mean:
+                _start_at_mean(loop)
             loop.save()
         with _interruptible() as interrupted:
             _run(loop, progress, interrupted, callback)
@@ -134,6 +134,20 @@ def fit(
     if interrupted and place is not None:
         progress.log(f"{interrupted[0]}: saved at iteration {loop.iteration}. Continue with `shortrun resume {place}`")
     return snapshot(loop, stopped=bool(interrupted))
+
+
+def _start_at_mean(loop: Loop) -> None:
+    """Let a new generator that can do so begin at the mean colour of what may be seen of the training images."""
+    start_at = getattr(getattr(loop.model, "decoder", None), "start_at", None)
+    if start_at is None:
+        return
+    mean = loop.examples.mean
+    if loop.run.mask is not None:
+        x, mask, _ = loop.some(MEAN_OF)
+        assert mask is not None
+        seen = mask.expand_as(x)
+        mean = torch.where(seen, x, 0.0).sum((0, 2, 3)) / seen.sum((0, 2, 3)).clamp_min(1)
+    start_at(mean.reshape(len(mean), -1, 1))
 
 
 def snapshot(loop: Loop, stopped: bool = False) -> Trained:
