@@ -108,6 +108,21 @@ def test_the_direction_of_change_is_a_step_of_the_power_method():
     assert changed_direction((torch.full((1, 2), math.nan),), (torch.zeros(1, 2),)).isfinite().all()
 
 
+def test_steps_that_grow_do_not_overshoot_from_afar():
+    """One direction with ``s lambda = 1.9``: a full first step ends 0.9 times as far on the other side."""
+    model = sr.GaussianModel(lambda z: z[0] * 1.0, [(1,)], 0.1)  # lambda = 101, mode at 10 / 1.01
+    x, start = torch.full((1, 1), 10.0), (torch.zeros(1, 1),)
+    furthest = []
+    for first in (0, 3):
+        points = [
+            float(sr.infer(model, x, sr.Langevin(k, 1.9 / 101, profile, noise=False), start=start)[0])
+            for k in range(1, 8)
+            for profile in [sr.cool_down(12, 0, first)[:k]]
+        ]
+        furthest.append(max(points) / (10 / 1.01))
+    assert furthest == [pytest.approx(1.9), pytest.approx(1.0, abs=0.05)]
+
+
 # --- the price -----------------------------------------------------------------------------------------
 
 

@@ -119,11 +119,32 @@ def test_cooling_down():
     assert cool_down(6, 3) == (1.0, 1.0, 1.0, 0.75, 0.5, 0.25)
     assert cool_down(6, 0) == ()
     assert cool_down(2, 1) == (1.0, 0.5)
+    assert cool_down(6, 1, first=2) == (1 / 3, 2 / 3, 1.0, 1.0, 1.0, 0.5)
+    assert cool_down(4, 3, first=3) == (0.25, 0.5, 0.5, 0.25)
     dynamics = sr.Langevin(6, 0.08, cool_down(6, 3))
     assert dynamics.table(1)[:, 0].tolist() == pytest.approx([0.08, 0.08, 0.08, 0.06, 0.04, 0.02])
     for steps, last in ((6, 6), (6, -1), (0, 1)):
-        with pytest.raises(ValueError, match="cannot become shorter"):
+        with pytest.raises(ValueError, match="cannot be shorter"):
             cool_down(steps, last)
+        with pytest.raises(ValueError, match="cannot be shorter"):
+            cool_down(steps, 0, first=last)
+
+
+@pytest.mark.parametrize(
+    ("profile", "steps", "expected"),
+    [
+        ((0.5, 1.0, 1.0, 0.5), 6, (0.5, 1.0, 1.0, 1.0, 1.0, 0.5)),
+        ((0.5, 1.0, 1.0, 0.5), 3, (0.5, 1.0, 0.5)),
+        ((0.5, 1.0, 1.0, 0.5), 2, (1.0, 0.5)),
+        ((1.0, 0.5), 4, (1.0, 1.0, 1.0, 0.5)),
+        ((1.0, 0.5), 1, ()),
+        ((), 4, ()),
+        (((0.5, 1.0), (0.2, 0.1)), 3, ((0.5, 1.0), (0.5, 1.0), (0.2, 0.1))),
+    ],
+)
+def test_longer_and_shorter_chains_keep_their_beginning_and_end(profile, steps, expected):
+    longer = sr.Langevin(len(profile) or 2, 0.1, profile).longer(steps)
+    assert (longer.steps, longer.profile) == (steps, expected)
 
 
 def test_quiet_steps_are_steps_without_noise_written_by_hand():

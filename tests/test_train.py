@@ -115,6 +115,12 @@ def test_without_a_number_most_points_of_the_chain_give_an_update():
     assert [ShortRunSettings(k, cool_down=0).updates_along(0, 0) for k in (1, 2, 10, 25, 50)] == [1, 1, 7, 18, 36]
 
 
+def test_chains_begin_and_end_with_shorter_steps():
+    assert ShortRunSettings().dynamics().profile == sr.cool_down(25, 6, first=3)
+    assert ShortRunSettings(25, speed_up=0, cool_down=0).dynamics().profile == ()
+    assert preset("paper", "svhn").settings.dynamics().profile == ()  # as published
+
+
 def test_fewer_updates_along_the_chain_after_the_warm_up():
     loop = open_loop(SMOKE.changed(iterations=5, learn_last=3, learn_last_later=1, warm_up=2, evaluate_every=5))
     loop.save()
@@ -657,6 +663,7 @@ def test_settings_go_where_they_belong():
     [
         ({"batch": 0}, "batch is 0"),
         ({"learn_last": 99}, "learn_last is 99"),
+        ({"speed_up": 99}, "speed_up is 99"),
         ({"learn_last_later": 99}, "learn_last_later is 99"),
         ({"learn_last_later": 0}, "learn_last_later is 0"),
         ({"iterations": None, "minutes": None}, "never end"),

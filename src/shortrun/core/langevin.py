@@ -111,14 +111,19 @@ class Langevin:
         return self.noise and k < self.steps - self.quiet_steps
 
     def longer(self, steps: int) -> Langevin:
-        """With ``steps`` steps: more of the first one, or fewer at the front.
+        """With ``steps`` steps: more or fewer of the longest, and fewer at the front if that does not suffice.
 
-        >>> Langevin(2, 0.1, profile=(1.0, 0.5)).longer(4).profile
-        (1.0, 1.0, 1.0, 0.5)
+        >>> Langevin(3, 0.1, profile=(0.5, 1.0, 0.5)).longer(5).profile
+        (0.5, 1.0, 1.0, 1.0, 0.5)
         """
-        more = max(steps - self.steps, 0)
-        profile: Any = (*self.profile[:1] * more, *self.profile)[-steps:] if self.profile else ()
-        return replace(self, steps=steps, profile=profile)
+        kept: list[Any] = list(self.profile)
+        if kept:
+            first = max(range(len(kept)), key=lambda k: _largest(kept[k]))
+            alike = next((k for k in range(first, len(kept)) if kept[k] != kept[first]), len(kept)) - first
+            count = max(alike + steps - self.steps, 1)
+            kept = [*kept[:first], *[kept[first]] * count, *kept[first + alike :]]
+            kept = kept[len(kept) - steps :]
+        return replace(self, steps=steps, profile=tuple(kept))
 
     def table(self, layers: int) -> Tensor:
         """Step sizes as a float64 tensor of shape ``(K, layers)``."""
@@ -171,15 +176,20 @@ def _relative(profile: Any) -> Any:
     return () if all(share == 1.0 for share in shares) else shares
 
 
-def cool_down(steps: int, last: int) -> tuple[float, ...]:
-    """A profile whose ``last`` steps become evenly shorter: ``min(1, (K - k) / (last + 1))`` for step k.
+def cool_down(steps: int, last: int, first: int = 0) -> tuple[float, ...]:
+    """A profile whose ``last`` steps become evenly shorter, and whose ``first`` ones evenly longer.
 
-    >>> cool_down(4, 3)
-    (1.0, 0.75, 0.5, 0.25)
+    Step k has ``min(1, (k + 1) / (first + 1), (K - k) / (last + 1))``.
+
+    >>> cool_down(6, 3, first=1)
+    (0.5, 1.0, 1.0, 0.75, 0.5, 0.25)
     """
-    if not 0 <= last < max(steps, 1):
-        raise ValueError(f"{last} of {steps} steps cannot become shorter; expected less than the number of steps")
-    return tuple(min(1.0, (steps - k) / (last + 1)) for k in range(steps)) if last else ()
+    for count in (first, last):
+        if not 0 <= count < max(steps, 1):
+            raise ValueError(f"{count} of {steps} steps cannot be shorter; expected less than the number of steps")
+    if not first and not last:
+        return ()
+    return tuple(min(1.0, (k + 1) / (first + 1), (steps - k) / (last + 1)) for k in range(steps))
 
 
 class Diagnostics(NamedTuple):

@@ -33,6 +33,7 @@ class ABPSettings(ShortRunSettings):
     steps: int = 20
     step_size: float = 0.045
     cool_down: int | None = 0
+    speed_up: int | None = 0
     tune: Literal["grid", "gradient", "off"] = "off"
     learn_last: int | None = 1
 

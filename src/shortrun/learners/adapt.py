@@ -7,8 +7,9 @@ the steepest images lose their chains. So steepness has a price. With every batc
 
 .. math:: w\, \log^2 \max(1, s\, u^T H u / c)
 
-joins what the generator descends, for some of the images, with the curvature ``H`` where a chain ends, the step size
-``s``, and the direction ``u`` in which the gradient has just changed: the one in which the chain would overshoot first.
+joins what the generator descends, for some of the images, with the step size ``s``, the curvature ``H`` at the last
+point of the chain that was reached by a full step, and the direction ``u`` in which the gradient has just changed
+there: the one in which the chain would overshoot first.
 The step stays where the free energy has its minimum, so chains stay on their way for as long as training goes on.
 """
 

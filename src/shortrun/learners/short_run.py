@@ -73,7 +73,8 @@ class ShortRun(Learner):
                  **options: Any) -> None:  # fmt: skip
         if dynamics is not None:  # its steps are those of the settings, whatever they say
             given = options.get("settings") or self.Settings()
-            options["settings"] = replace(given, steps=dynamics.steps, step_size=dynamics.step_size, cool_down=None)
+            sizes = {"steps": dynamics.steps, "step_size": dynamics.step_size}
+            options["settings"] = replace(given, **sizes, cool_down=None, speed_up=None)
         super().__init__(model, dynamics, **options)
         if self.settings.loss == "sum-of-squares" and not hasattr(model, "sigma"):
             raise ValueError(
@@ -128,6 +129,8 @@ class ShortRun(Learner):
         self.set_rate(state, moment)
         bounded = self.settings.step_control == "bound"
         count, steps, moves = len(batch.x), self.settings.steps, self.moves(state.iteration)
+        # The last point that was reached by a full step: there the gradient changes most along the steepest direction.
+        priced = max(moves, steps - self.settings.shorter_steps) if bounded else -1
         x, mask = self.own_batch(batch)
         start = self.start(state, batch)
         dimension = dimensions([layer.shape[1:] for layer in start])
@@ -177,7 +180,7 @@ class ShortRun(Learner):
                 unused = diverged if bounded else torch.zeros_like(diverged)
                 used = torch.where(unused, 0.0, -point.log_joint).sum()
                 gradients = tuple(-g for g in point.gradients)
-                if bounded and k == steps:
+                if k == priced:
                     direction = changed_direction(point.drift, drift)
                     curvatures, more = self.price_of_steepness(state, x, mask, z, direction, count)
                     gradients = tuple(g + other for g, other in zip(gradients, more, strict=True))
