@@ -185,6 +185,8 @@ def test_a_tuned_step_is_approached_at_the_pace():
     assert led_step(rules, dynamics, dynamics.scaled(1.4)).step_size == pytest.approx(0.02 * rules.pace)
     assert led_step(rules, dynamics, dynamics.scaled(0.5)).step_size == pytest.approx(0.02 / rules.pace)
     assert led_step(rules, dynamics, dynamics.scaled(1.01)).step_size == pytest.approx(0.0202)
+    slower = led_step(rules, dynamics, dynamics.scaled(1.4), rate_share=0.1)
+    assert slower.step_size == pytest.approx(0.02 * rules.pace**0.1)
     profiled = sr.Langevin(3, 0.03, profile=(1.0, 0.5, 0.25))  # its shape is taken as tuned
     led = led_step(rules, dynamics, profiled)
     assert (led.step_size, led.profile) == (pytest.approx(0.0206), profiled.profile)

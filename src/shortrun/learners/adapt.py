@@ -57,10 +57,14 @@ class Control(NamedTuple):
         return self._replace(caution=min(self.caution * rules.pace, 1.0) if kept else self.caution / 2)
 
 
-def led_step(rules: Rules, dynamics: Langevin, tuned: Langevin) -> Langevin:
-    """The tuned dynamics, with its step no further from that of ``dynamics`` than the pace allows."""
-    ratio = tuned.step_size / dynamics.step_size
-    return tuned.scaled(min(max(ratio, 1 / rules.pace), rules.pace) / ratio)
+def led_step(rules: Rules, dynamics: Langevin, tuned: Langevin, rate_share: float = 1.0) -> Langevin:
+    """The tuned dynamics, with its step no further from that of ``dynamics`` than the pace allows.
+
+    When the learning rate has fallen to ``rate_share`` of the first one, the pace falls with it: the generator has to
+    follow.
+    """
+    ratio, pace = tuned.step_size / dynamics.step_size, rules.pace**rate_share
+    return tuned.scaled(min(max(ratio, 1 / pace), pace) / ratio)
 
 
 def curvature_along(model: Any, x: Tensor, mask: Tensor | None, z: Latents, u: Tensor, length: float) -> Tensor:

@@ -301,7 +301,8 @@ class ShortRun(Learner):
         else:
             self.log("tuning found no step size that is safe to use; the step stays as it is")
             return state
-        led = led_step(self.rules, state.dynamics, result.dynamics)
+        rate_share = min(state.optimiser.param_groups[0]["lr"] / self.learning_rate, 1.0)
+        led = led_step(self.rules, state.dynamics, result.dynamics, rate_share)
         return replace(state, dynamics=led, tuning=described(result, led))
 
     def search(self, x: Tensor, mask: Tensor | None, rng: Any, dynamics: Langevin, guard: Guard | None) -> TuneResult:
