@@ -82,8 +82,15 @@ def test_moments_of_the_latents_are_averaged_first_and_then_forget():
 
 @pytest.mark.slow
 def test_the_prior_of_a_run_that_goes_on_has_the_moments_of_the_inferred_latents(tmp_path):
-    """Measured a second time with the public functions, on a generator that hardly changes."""
-    changes = {"iterations": 160, "batch": 32, "learning_rates": (1e-9,), "warm_up": 0, "evaluate_every": 1000}
+    """Measured a second time with the public functions, on a model that hardly changes."""
+    changes = {
+        "sigma": (0.3, 0.3),
+        "iterations": 160,
+        "batch": 32,
+        "learning_rates": (1e-9,),
+        "warm_up": 0,
+        "evaluate_every": 1000,
+    }
     loop = open_loop(SMOKE.changed(tune="off", **changes), tmp_path)
     while loop.iteration < 150:
         loop.advance()
