@@ -241,3 +241,24 @@ def test_only_generators_that_are_built_for_a_run_start_there():
     assert found["built"] == pytest.approx(math.atanh(0.5), rel=1e-4)
     assert found["as published"] != found["built"]
     assert not preset("paper", "svhn").run.start_at_mean
+
+
+class LaplaceNoise(torch.nn.Module):
+    """A likelihood with a kink at zero residual, and a decoder to look at."""
+
+    def decode(self, z):
+        return z[0]
+
+    def log_prior(self, z):
+        return -0.5 * z[0].square().sum(1)
+
+    def log_likelihood(self, x, z, mask=None):
+        return torch.distributions.Laplace(z[0], 0.3).log_prob(x).sum(1)
+
+
+def test_the_kink_of_a_likelihood_is_not_taken_for_steepness():
+    """Away from its kink the curvature of Laplace noise is that of the prior alone, which is one."""
+    z = (torch.zeros(3, 2, dtype=torch.float64),)
+    u = torch.tensor([[0.6, 0.8]], dtype=torch.float64).expand(3, -1)
+    found = curvature_along(LaplaceNoise(), torch.ones(3, 2, dtype=torch.float64), None, z, u, 0.1)
+    torch.testing.assert_close(found, torch.ones(3, dtype=torch.float64), rtol=1e-6, atol=1e-6)

@@ -378,8 +378,7 @@ class Shown(Skewed):
 def test_a_fourth_method_is_enough_to_look_at_it():
     torch.manual_seed(0)
     x = torch.randn(50, 2) @ torch.randn(2, 4)
-    settings = {"batch": 16, "steps": 8, "step_size": 0.01, "tune": "off", "learning_rates": (5e-3,)}
-    trained = sr.fit(Shown(), x, validation=x[:10], iterations=60, quiet=True, **settings)
+    trained = sr.fit(Shown(), x, validation=x[:10], iterations=60, batch=16, steps=8, tune="off", quiet=True)
     errors = [line["mse"] for line in trained.history.evaluations]
     assert errors[-1] < errors[0]
     assert trained.sample(5).shape == (5, 4)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from shortrun.core.langevin import Langevin
 from shortrun.core.latents import Latents, flatten, unflatten
+from shortrun.core.model import DecoderModel
 from shortrun.core.tune import TuneResult
 
 
@@ -75,14 +76,15 @@ def curvature_along(model: Any, x: Tensor, mask: Tensor | None, z: Latents, u: T
     .. math:: (U(z + h u) - 2 U(z) + U(z - h u)) / h^2,
 
     over the length ``h`` of a step. With ``x'`` in the place of ``x`` the residual is zero, and what is left is the
-    slope of the generator: for Gaussian noise ``1 + |J u|^2 / sigma^2``. A model that cannot decode is taken at ``x``.
-    It can be differentiated with respect to the parameters of the model, ``x'`` held fixed as data are.
+    slope of the generator: for Gaussian noise ``1 + |J u|^2 / sigma^2``. A likelihood of one's own is taken at ``x``:
+    it may have a kink where the residual is zero, as that of Laplace noise has. The result can be differentiated with
+    respect to the parameters of the model, ``x'`` held fixed as data are.
 
     Args:
         u: one direction of length 1 for each example, shape ``(n, d)``.
     """
     with torch.no_grad():
-        seen = model.decode(z) if hasattr(model, "decode") else x
+        seen = model.decode(z) if isinstance(model, DecoderModel) else x
     flat, shapes = flatten(z).detach(), [layer.shape[1:] for layer in z]
     points = unflatten(torch.cat([flat + length * u, flat, flat - length * u]), shapes)
     masks = None if mask is None else torch.cat([mask.expand_as(x)] * 3)
