@@ -1,4 +1,4 @@
-"""A second try for chains that got lost."""
+"""More tries for chains that got lost."""
 
 import torch
 
@@ -34,6 +34,15 @@ def test_chains_that_diverge_are_run_again_with_half_the_step():
     assert (errors[found.mended] < 5 * 0.3).all()
     kept = ~found.mended
     assert torch.equal(found.z[0][kept], plain[0][kept])
+
+
+def test_what_is_still_lost_has_a_third_try():
+    model, x = model_and_images()
+    # s * lambda on the steep side is 6, 3 with half the step, 1.5 with a quarter.
+    found = infer_and_mend(model, x, sr.Langevin(40, 3.0 * 2 * 0.3**2 / 30**2), rng=rngs(4))
+    assert found.mended[[1, 3]].all()
+    assert not found.divergent.any()
+    assert ((model.decode(found.z) - x).abs()[:, 0] < 5 * 0.3).all()
 
 
 def test_what_is_mended_does_not_depend_on_the_batch():

@@ -36,7 +36,7 @@ class Reconstruction(NamedTuple):
     divergent: Tensor
     """Which chains diverged, shape ``(n,)``."""
     mended: Tensor
-    """Which had got lost and end where their second try did, shape ``(n,)``."""
+    """Which had got lost and end where a later try did, shape ``(n,)``."""
 
 
 class Trained(Measured):

@@ -1,4 +1,4 @@
-"""Inference for use: chains that got lost have a second try."""
+"""Inference for use: chains that got lost have a second and a third try."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from shortrun.core.langevin import (
 )
 from shortrun.core.latents import LatentModel, Latents, Rng
 
+SHORTER_TRIES = (0.5, 0.25)
+"""Share of the step in the second and, for what is still lost, the third try of a chain."""
 FEW = 8
 """In a batch of as many or more of which most are unexplained it is not the chains that got lost."""
 
@@ -28,7 +30,7 @@ class Inferred(NamedTuple):
     divergent: Tensor
     """Which chains diverged, shape ``(n,)``."""
     mended: Tensor
-    """Which had got lost and end where their second try did, shape ``(n,)``."""
+    """Which had got lost and end where a later try did, shape ``(n,)``."""
 
 
 def none_lost(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,11 +48,11 @@ def infer_and_mend(
     start: Latents | None = None,
     rng: Rng = None,
 ) -> Inferred:
-    """As :func:`shortrun.infer`, but a chain that got lost is run once more with half the step.
+    """As :func:`shortrun.infer`, but a chain that got lost is run again with half the step, then with a quarter.
 
     Lost is a chain that diverged, or that leaves more of ``x`` unexplained than the observation noise of the model may
     (``lowest_log_likelihood``, for models that have it), unless that is so for most of a batch: then the model has yet
-    to learn. Of its two ends the one with the higher log joint is kept. The price is that of the chains that got lost:
+    to learn. Of its ends the one with the higher log joint is kept. The price is that of the chains that got lost:
     one in a hundred or less, if the model is trained and its step tuned.
     """
     with warnings.catch_warnings():
@@ -63,22 +65,27 @@ def infer_and_mend(
 def _infer_and_mend(
     model: LatentModel, x: Tensor, dynamics: Langevin, mask: Tensor | None, start: Latents | None, rng: Rng
 ) -> Inferred:
-    z, first = infer_with_diagnostics(model, x, dynamics, mask=mask, start=start, rng=rng)
-    divergent, mended = first.divergent[-1], torch.zeros_like(first.divergent[-1])
-    lost = divergent | _unexplained(model, x, z, mask, first)
-    if not (dynamics.steps and lost.any()):
-        return Inferred(z, divergent, mended)
-    rows = lost.nonzero()[:, 0]
-    seen = None if mask is None else mask.expand_as(x)[rows]
-    sources = [rng[i] for i in rows.tolist()] if isinstance(rng, Sequence) else rng
-    begin = None if start is None else tuple(layer[rows] for layer in start)
-    again, second = infer_with_diagnostics(model, x[rows], dynamics.scaled(0.5), mask=seen, start=begin, rng=sources)
-    before, after = (log.log_joint[-1].nan_to_num(nan=-math.inf, posinf=-math.inf) for log in (first, second))
-    better = after > before[rows]
-    mended[rows] = better
-    divergent = divergent.index_put((rows,), torch.where(better, second.divergent[-1], divergent[rows]))
-    chosen = rows[better]
-    z = tuple(old.index_put((chosen,), new[better]) for old, new in zip(z, again, strict=True))
+    def run(rows: Tensor, share: float) -> tuple[Latents, Tensor, Tensor, Tensor]:
+        """Ends of the chains of these rows, which diverged, which got lost, and their log joint."""
+        seen = None if mask is None else mask.expand_as(x)[rows]
+        begin = None if start is None else tuple(layer[rows] for layer in start)
+        sources = [rng[i] for i in rows.tolist()] if isinstance(rng, Sequence) else rng
+        z, log = infer_with_diagnostics(model, x[rows], dynamics.scaled(share), mask=seen, start=begin, rng=sources)
+        lost = log.divergent[-1] | _unexplained(model, x[rows], z, seen, log)
+        return z, log.divergent[-1], lost, log.log_joint[-1].nan_to_num(nan=-math.inf, posinf=-math.inf)
+
+    z, divergent, lost, reached = run(torch.arange(len(x), device=x.device), 1.0)
+    mended = torch.zeros_like(lost)
+    for share in SHORTER_TRIES:
+        rows = lost.nonzero()[:, 0]
+        if not (dynamics.steps and len(rows)):
+            break
+        again, astray, still_lost, height = run(rows, share)
+        better = height > reached[rows]
+        chosen = rows[better]
+        z = tuple(old.index_put((chosen,), new[better]) for old, new in zip(z, again, strict=True))
+        mended[chosen], divergent[chosen], reached[chosen] = True, astray[better], height[better]
+        lost[rows] = still_lost | ~better
     return Inferred(z, divergent, mended)
 
 
