@@ -20,9 +20,9 @@ def test_budgets_are_equal_for_all_methods():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"images": 0}, "one or more images"),
+        ({"images": 0}, "images is 0"),
         ({"samples": 1}, "at least two"),
-        ({"likelihood_images": -1}, "zero or more likelihood_images"),
+        ({"likelihood_images": -1}, "likelihood_images is -1"),
         ({"minutes": 0.0}, "minutes is 0.0"),
         ({"updates": -1}, "updates is -1"),
     ],

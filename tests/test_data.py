@@ -213,7 +213,7 @@ def test_settings_load_what_they_say(tmp_path):
     train, test = settings.load("train"), settings.load("test")
     assert (train.array.shape, test.array.shape) == ((3, 3, 8, 8), (4, 3, 8, 8))  # the limit is for learning alone
     assert train.checksum == data.load(settings.data, size=8, crop=10, limit=3).checksum
-    with pytest.raises(data.DataError, match="train_images is 0; expected one or more"):
+    with pytest.raises(ValueError, match="train_images is 0"):
         data.DataSettings(train_images=0)
 
 

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from shortrun.data.examples import DataError, Images, Split
 from shortrun.files import cache_folder, write_json
+from shortrun.settings import Count
 
-Crop = int | Literal["whole"] | None
+Crop = Count | Literal["whole"] | None
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 # Sets of so many images or more are decoded into the cache folder.
 CACHED_FROM = 20_000

@@ -24,6 +24,7 @@ from torch import Tensor
 from shortrun.data.examples import DataError, Images, Split
 from shortrun.data.image_files import CACHED_FROM, Crop, OpenImage, Square, from_files, stack
 from shortrun.data.scenes import scenes
+from shortrun.settings import Count, check
 
 NAMES = "embedded, scenes:COUNT, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME"
 
@@ -36,17 +37,16 @@ class DataSettings:
     """embedded, scenes:COUNT, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME."""
     data_root: str | None = None
     """Folder with the data sets; by default the environment variable SHORTRUN_DATA."""
-    size: int | None = None
+    size: Count | None = None
     """Side of the images, for celeba, folder, zip and hf."""
     crop: Crop = None
     """Side of the centre square that is cut out before resizing; whole resizes the shorter side and then cuts out the
     centre, as the paper does. By default folders and zips are cut to their largest square, and celeba to the face."""
-    train_images: int | None = None
+    train_images: Count | None = None
     """Learn from the first N training images only."""
 
     def __post_init__(self) -> None:
-        if self.train_images is not None and self.train_images < 1:
-            raise DataError(f"train_images is {self.train_images}; expected one or more")
+        check(self)
 
     def load(self, split: Split) -> Images:
         """The images of a split, cut and chosen as these settings say."""

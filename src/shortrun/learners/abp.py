@@ -22,6 +22,7 @@ from shortrun.core.latents import Latents
 from shortrun.learners.base import Batch, State
 from shortrun.learners.chain_settings import ShortRunSettings
 from shortrun.learners.short_run import ShortRun
+from shortrun.settings import Count, CountOrZero, Positive
 
 TEST_VISITS = 5
 
@@ -30,12 +31,12 @@ TEST_VISITS = 5
 class ABPSettings(ShortRunSettings):
     """Of persistent chains."""
 
-    steps: int = 20
-    step_size: float = 0.045
-    cool_down: int | None = 0
-    speed_up: int | None = 0
+    steps: Count = 20
+    step_size: Positive = 0.045
+    cool_down: CountOrZero | None = 0
+    speed_up: CountOrZero | None = 0
     tune: Literal["grid", "gradient", "off"] = "off"
-    learn_last: int | None = 1
+    learn_last: Count | None = 1
 
 
 class ABP(ShortRun):

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from shortrun.core.free_energy import Entropy, Estimator
 from shortrun.core.langevin import Langevin, cool_down
+from shortrun.settings import Count, CountOrZero, Positive, check
 
 
 @dataclass(frozen=True)
 class ShortRunSettings:
     """Of short run inference and learning."""
 
-    steps: int = 25
+    steps: Count = 25
     """K, the number of Langevin steps."""
-    step_size: float = 0.02
+    step_size: Positive = 0.02
     """s at the start (drift s * gradient, noise sqrt(2 s))."""
-    cool_down: int | None = None
+    cool_down: CountOrZero | None = None
     """Number of final steps that become shorter, evenly towards zero: less noise is left in the latents. By default a
     quarter of the steps, at most six."""
-    speed_up: int | None = None
+    speed_up: CountOrZero | None = None
     """Number of first steps that become longer, evenly from zero: from the prior, far away, a full step overshoots by
     as much as it has to go, into regions that nothing was learned about. By default an eighth of the steps, rounded
     down: 3 of 25."""
     tune: Literal["grid", "gradient", "off"] = "grid"
     """How the free energy is minimised over the step size; off keeps the step fixed."""
-    tune_every: int = 100
+    tune_every: Count = 100
     """T_s: iterations between two tunings of the step size."""
-    tune_images: int = 3
+    tune_images: Count = 3
     """Images that the step size is tuned on."""
-    tune_chains: int = 4
+    tune_chains: Count = 4
     """Chains of each of these images; the bounds of the entropy need several."""
-    tune_deltas: tuple[float, ...] = ()
+    tune_deltas: tuple[Positive, ...] = ()
     """tune=grid: the candidates as delta = sqrt(2 s); by default three around the present step."""
     entropy: Entropy = "marginal"
     """Entropy of the short run distribution: conditional is the paper's, marginal also counts the injected noise."""
@@ -46,33 +46,26 @@ class ShortRunSettings:
     done, and divergence ends the run."""
     tune_per: Literal["run", "step", "layer"] = "run"
     """For tune=gradient: one step size, one per step, or one per step and layer."""
-    learn_last: int | None = None
+    learn_last: Count | None = None
     """m: update the generator at each of the last m points of the chain; 1 is the paper's algorithm. By default 0.72
     of the steps: 18 of 25."""
-    learn_last_later: int | None = None
+    learn_last_later: Count | None = None
     """m after the warm-up, if it is to be another one: fewer updates per chain see more images in as many updates."""
     loss: Literal["per-pixel", "log-joint", "sum-of-squares"] = "per-pixel"
     """Unit of what the generator descends: minus the mean log joint times sigma^2 / pixels, minus the mean log joint
     (the paper's), or the sum of squares over the batch (the authors' script). Adam heeds it only by its epsilon."""
 
     def __post_init__(self) -> None:
+        check(self)
         problems = []
-        for name in ("steps", "learn_last", "learn_last_later", "tune_every", "tune_images", "tune_chains"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                problems.append(f"{name} is {value}; expected one or more")
         for name in ("cool_down", "speed_up"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < max(self.steps, 1):
+            if value is not None and value >= self.steps:
                 problems.append(f"{name} is {value}; expected less than the {self.steps} steps")
         for name in ("learn_last", "learn_last_later"):
             value = getattr(self, name)
             if value is not None and value > self.steps + 1:
                 problems.append(f"{name} is {value}, more than the {self.steps + 1} points of a chain")
-        if not self.step_size > 0:
-            problems.append(f"step_size is {self.step_size}; sizes of steps must be positive")
-        if not all(0 < delta < math.inf for delta in self.tune_deltas):
-            problems.append(f"tune_deltas is {self.tune_deltas}; expected positive numbers")
         if self.entropy == "averaged" and self.estimator not in ("exact", "auto"):
             problems.append(f"entropy averaged needs the estimator exact, not {self.estimator}")
         if problems:

@@ -25,6 +25,7 @@ from shortrun.learners.base import Batch, Info, Learner, Moment, State
 from shortrun.learners.gradients import gradients_of
 from shortrun.nets.build import ModelError, Shape, decoder_of
 from shortrun.nets.codes import CodeModel, to_ball, visible_residual
+from shortrun.settings import Positive, check
 
 PCA_IMAGES = 64 * 64 * 3 * 2  # n_pca of the paper's appendix
 CHUNK = 4096
@@ -34,14 +35,13 @@ CHUNK = 4096
 class GLOSettings:
     """Of generative latent optimisation."""
 
-    code_rate: float = 1.0
+    code_rate: Positive = 1.0
     """Learning rate of the codes; it follows the schedule of the generator's."""
     optimiser: Literal["adam", "sgd"] = "adam"
     """What updates the generator."""
 
     def __post_init__(self) -> None:
-        if not self.code_rate > 0:
-            raise ValueError(f"code_rate is {self.code_rate}; it must be positive")
+        check(self)
 
 
 def principal_directions(images: Any, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,11 +12,12 @@ from shortrun.learners.vae import VAE, VAESettings
 from shortrun.nets.build import ModelError, Shape, decoder_of
 from shortrun.nets.generators import TopDownGenerator
 from shortrun.nets.ladder import LadderAutoencoder, LadderNetwork
+from shortrun.settings import Share
 
 
 @dataclass(frozen=True)
 class LadderSettings(VAESettings):
-    kl_warm_up: float = 0.1
+    kl_warm_up: Share = 0.1
 
 
 class LadderVAE(VAE):

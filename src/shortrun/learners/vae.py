@@ -26,6 +26,7 @@ from shortrun.learners.base import COMPILED_TOLERANCE, Batch, Info, Learner, Mom
 from shortrun.learners.gradients import checked, gradients_of
 from shortrun.nets.build import EncoderNetwork, Shape, decoder_of
 from shortrun.nets.encoders import Autoencoder, GaussianAutoencoder
+from shortrun.settings import Count, Positive, Share, check
 
 TUNING_CHAINS = 4  # of each image; the bounds of the entropy need several
 
@@ -34,18 +35,15 @@ TUNING_CHAINS = 4  # of each image; the bounds of the entropy need several
 class VAESettings:
     """Of learning with an encoder."""
 
-    kl_warm_up: float = 0.0
+    kl_warm_up: Share = 0.0
     """Share of the run over which the weight of the KL term rises from 0 to 1."""
-    steps: int = 25
+    steps: Count = 25
     """K, the number of Langevin steps, where the decoder is inferred by short run dynamics instead."""
-    step_size: float = 0.01
+    step_size: Positive = 0.01
     """Centre of the step sizes that are tried for that dynamics."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.kl_warm_up <= 1:
-            raise ValueError(f"kl_warm_up is {self.kl_warm_up}; kl_warm_up must lie between 0 and 1")
-        if self.steps < 1 or not self.step_size > 0:
-            raise ValueError(f"steps is {self.steps}, step_size {self.step_size}; both must be positive")
+        check(self)
 
 
 def first_without_traces(function: Callable[..., Any], buffers: Sequence[Tensor]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from shortrun.core.model import DecoderModel, GaussianModel
 from shortrun.nets.generators import HeadChannels, HierarchicalFeatures, LatentCoordinates, TopDownGenerator
+from shortrun.settings import Count, check
 
 
 class ModelError(ValueError):
@@ -34,11 +35,11 @@ class GeneratorNetwork:
     """top-down (the paper's), hierarchical (independent latents at different depths), or on the command line the import
     path of your own nn.Module, such as mypackage.models:Decoder; it is built without arguments and has the
     attribute latent_shapes."""
-    latent_sizes: tuple[int, ...] = (32, 64, 128)
+    latent_sizes: tuple[Count, ...] = (32, 64, 128)
     """Sizes of the latents, top layer first."""
-    channels: int = 16
+    channels: Count = 16
     """n_f, the number of maps inside."""
-    base: int | None = None
+    base: Count | None = None
     """Height of the maps inside; by default half of that of the image."""
     head_channels: HeadChannels = None
     """Width of the heads for mean and variance: a number, latent for the size of the latent that the head is for, or by
@@ -50,12 +51,17 @@ class GeneratorNetwork:
     activated: bool = False
     """GELU inside projections and heads, as in the authors' script; the paper's text names none there."""
 
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.latent_sizes:
+            raise ModelError("latent_sizes is empty; expected one or more")
+
 
 @dataclass(frozen=True)
 class EncoderNetwork(GeneratorNetwork):
     """The generator and its encoder."""
 
-    encoder_channels: int = 16
+    encoder_channels: Count = 16
     """Maps of the encoder before its first halving; they double with each."""
 
 

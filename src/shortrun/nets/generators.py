@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from shortrun.core.latents import Latents, Rng
 from shortrun.core.model import GaussianModel
+from shortrun.settings import Count
 
-HeadChannels = int | Literal["latent"] | None
+HeadChannels = Count | Literal["latent"] | None
 LOG_VARIANCE_OFFSET, LOG_VARIANCE_LIMIT = 1e-8, 10.0  # of the authors' script; the text of the paper has neither
 
 

@@ -28,6 +28,7 @@ from shortrun.core.langevin import Langevin
 from shortrun.core.latents import Rng, standard_normal
 from shortrun.core.model import NotPossibleError, from_bytes
 from shortrun.nets.build import Shape, needs_extra
+from shortrun.settings import Count, check
 
 with needs_extra("glow", "flows"):
     import normflows as nf
@@ -40,17 +41,20 @@ WEIGHT_DEVIATION = 0.05
 class GlowNetwork:
     """The flow."""
 
-    levels: int = 3
+    levels: Count = 3
     """How often the image is squeezed."""
-    depth: int = 16
+    depth: Count = 16
     """Steps per level."""
-    width: int = 512
+    width: Count = 512
     """Maps inside a coupling."""
     additive: bool = True
     """Additive instead of affine coupling."""
     published_glow: bool = True
     """Conditional priors at the splits, a standard normal top and actnorm inside couplings, as in the official
     code; some models of version 0.1 have none of them."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 class ZeroConv(nn.Conv2d):

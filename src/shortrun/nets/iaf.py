@@ -24,6 +24,7 @@ from torch.distributions import Transform, constraints
 from shortrun.core.latents import Latents
 from shortrun.nets.build import EncoderNetwork, Shape, needs_extra
 from shortrun.nets.encoders import Autoencoder, Encoded, build_trunk, gaussian_log_density
+from shortrun.settings import Count
 
 with needs_extra("vae-iaf", "flows"):
     from zuko.flows.autoregressive import MaskedAutoregressiveTransform
@@ -34,9 +35,9 @@ FORGET_BIAS = 2.0  # Kingma et al., Sec. 4, start with s near one or two
 
 @dataclass(frozen=True)
 class FlowNetwork(EncoderNetwork):
-    flows: int = 2
+    flows: Count = 2
     """Autoregressive transformations."""
-    flow_width: int = 128
+    flow_width: Count = 128
     """Size of the context, half of that of the hidden layers."""
     gate: Literal["sigmoid", "affine"] = "sigmoid"
     """sigmoid(s) z + (1 - sigmoid(s)) m, which its paper recommends; or exp(a) z + b, as in some models of version

@@ -25,6 +25,7 @@ from shortrun.masks import make_mask
 from shortrun.metrics.errors import hidden_errors, mean_image_error, mse_per_image
 from shortrun.metrics.likelihood import WEIGHTS
 from shortrun.pictures import sample_rows, save_bars, save_grid
+from shortrun.settings import Count, CountOrZero, Positive, check
 from shortrun.studies.report import markdown_table
 from shortrun.studies.sources import machine, training_of
 from shortrun.trained import By, Trained, load
@@ -60,26 +61,24 @@ class Terms:
     data: str = "embedded"
     data_root: str | None = None
     preset: Preset = "cpu"
-    minutes: float | None = None
+    minutes: Positive | None = None
     """Training time of each."""
-    updates: int | None = None
+    updates: Count | None = None
     """Or: updates of the generator of each."""
-    images: int = 500
+    images: Count = 500
     """Held-out images for the MSE."""
     mask: str = "lower-half"
     """What is hidden for inpainting."""
-    samples: int = 500
+    samples: CountOrZero = 500
     """Samples for FID and KID against equally many training images; 0 for neither."""
-    likelihood_images: int = 16
+    likelihood_images: CountOrZero = 16
     """Held-out images for bounds, importance weights and annealed importance sampling; 0 for none of these."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.images < 1 or self.likelihood_images < 0 or self.samples < 0 or self.samples == 1:
-            raise ValueError(
-                f"images is {self.images}, likelihood_images {self.likelihood_images}, samples {self.samples}; "
-                "expected one or more images, zero or more likelihood_images, and samples either zero or at least two"
-            )
+        check(self)
+        if self.samples == 1:
+            raise ValueError("samples is 1; expected none or at least two")
         for name in ("minutes", "updates"):
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -6,7 +6,7 @@ import difflib
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
 
@@ -18,7 +18,9 @@ from shortrun.learners.glo import GLOSettings
 from shortrun.learners.vae import VAESettings
 from shortrun.priors import PriorKind
 from shortrun.processes import MixedPrecision
+from shortrun.settings import Count, CountOrZero, Positive, Range, Share, check
 
+BelowOne = Annotated[float, Range(0, below=1)]
 COMPILE_FROM_MINUTES, COMPILE_FROM_UPDATES = 10.0, 20_000
 # What a network of version 0.1 was whose file does not say, because the setting did not exist.
 BEFORE: dict[str, Any] = {"published_glow": False, "batch_norm": False, "gate": "affine"}
@@ -34,39 +36,39 @@ class RunSettings:
     """random: every batch is drawn from all images; epochs: each image once, in a new order each time."""
     seed: int = 0
     """Of weights, order of images, chains and masks."""
-    iterations: int | None = None
+    iterations: Count | None = None
     """T, the number of batches that are learned from; with chains, each gives several updates."""
-    minutes: float | None = 10.0
+    minutes: Positive | None = 10.0
     """Stop after this much training time. With both limits, the first one counts."""
-    batch: int = 64
+    batch: Count = 64
     """Images per update, over all processes together."""
-    learning_rates: tuple[float, ...] = (1e-3,)
+    learning_rates: tuple[Positive, ...] = (1e-3,)
     """Learning rates, each for an equal share of the run; the last share decays smoothly if decay is set."""
-    rate_changes: tuple[int, ...] = ()
+    rate_changes: tuple[CountOrZero, ...] = ()
     """Iterations at which the next learning rate starts, instead of equal shares."""
     decay: bool = True
     """Let the learning rate fall to a fiftieth along a cosine in the last 40 % of the run."""
-    warm_up: int = 40
+    warm_up: CountOrZero = 40
     """Iterations over which the learning rate rises from zero."""
     start_at_mean: bool = True
     """Whether the generator starts at images of the mean colour of the training images."""
-    betas: tuple[float, float] = (0.9, 0.99)
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.99)
     """Of Adam."""
-    sigma: tuple[float, float] = (0.3, 0.22)
+    sigma: tuple[Positive, Positive] = (0.3, 0.22)
     """Observation noise at the start and after annealing."""
-    anneal: float = 0.7
+    anneal: Share = 0.7
     """Share of the run at which sigma has its last value."""
-    anneal_from: float = 0.0
+    anneal_from: Share = 0.0
     """Share of the run at which annealing starts."""
     anneal_shape: Literal["geometric", "linear"] = "geometric"
     """How sigma falls in between."""
     mask: str | None = None
     """Hide part of every training image: a mask such as lower-half, random:0.3, blocks:6:3, box:8,8,12,12."""
-    evaluate_every: float = 20.0
+    evaluate_every: Positive = 20.0
     """Seconds between evaluations on held-out images (or iterations, if there is no limit of minutes)."""
-    evaluate_images: int = 100
+    evaluate_images: Count = 100
     """Number of held-out images for that."""
-    checkpoint_every: float = 30.0
+    checkpoint_every: Positive = 30.0
     """Seconds between checkpoints (or iterations, if there is no limit of minutes)."""
     mixed_precision: MixedPrecision = "no"
     """Of the network; latents and their update stay in float32."""
@@ -75,18 +77,16 @@ class RunSettings:
     prior: PriorKind = "mixture"
     """The law of the latents that samples are drawn from, fitted to those of training images once training is over:
     gaussian, mixture, flow or energy; normal leaves it at N(0, I), as in the paper. Chains start there anyway."""
-    prior_images: int = 10_000
+    prior_images: Count = 10_000
     """Number of training images whose latents it is fitted to (at most all there are)."""
     tensorboard: bool = False
     """Also write TensorBoard events into the run folder."""
 
     def __post_init__(self) -> None:
+        check(self)
         problems = []
-        if self.prior not in get_args(PriorKind):
-            problems.append(f"prior is {self.prior!r}; accepted: {', '.join(get_args(PriorKind))}")
-        for name in ("batch", "evaluate_images", "prior_images"):
-            if getattr(self, name) < 1:
-                problems.append(f"{name} is {getattr(self, name)}; expected one or more")
+        if not self.learning_rates:
+            problems.append("learning_rates is empty; expected one or more")
         if self.rate_changes and (
             len(self.rate_changes) != len(self.learning_rates) - 1
             or list(self.rate_changes) != sorted(self.rate_changes)
@@ -95,18 +95,10 @@ class RunSettings:
                 f"rate_changes is {self.rate_changes}; expected one iteration, in rising order, between two of the "
                 f"{len(self.learning_rates)} learning_rates"
             )
-        if not 0 <= self.anneal_from <= self.anneal:
+        if self.anneal_from > self.anneal:
             problems.append(f"anneal_from is {self.anneal_from}; expected between 0 and anneal ({self.anneal})")
         if self.iterations is None and self.minutes is None:
             problems.append("neither iterations nor minutes is set: the run would never end")
-        for name in ("iterations", "minutes"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                problems.append(f"{name} is {value}; expected more than zero")
-        if min(self.sigma) <= 0 or min(self.learning_rates) <= 0:
-            problems.append("sigma and learning_rates must be positive")
-        if self.mixed_precision not in ("no", "bf16"):
-            problems.append(f"mixed_precision is {self.mixed_precision!r}; accepted: no, bf16")
         if problems:
             raise ValueError("; ".join(problems))
 
