@@ -437,7 +437,9 @@ def test_tasks_use_the_images_that_training_used(tmp_path):
         Image.fromarray(pixels).save(tmp_path / "photos" / f"{i:02d}.png")
     name = f"folder:{tmp_path / 'photos'}"
     train(preset("smoke", name).changed(size=16, crop="whole", train_images=12, iterations=1), tmp_path / "run")
-    use = Evaluate(str(tmp_path / "run"), tmp_path)
+    with pytest.raises(data.DataError, match="name the images to use with --data"):  # no file is opened unasked
+        Evaluate(str(tmp_path / "run"), tmp_path).load_set(sr.load(tmp_path / "run"), "train")
+    use = Evaluate(str(tmp_path / "run"), tmp_path, data=name)
     seen = use.load_set(sr.load(tmp_path / "run"), "train")
     assert len(seen) == 12
     assert seen.checksum == data.load(name, size=16, crop="whole", limit=12).checksum

@@ -20,7 +20,7 @@ MODULES = {
 }
 # Each part may import those before it; the core, nothing but itself.
 ORDER = (
-    "settings", "core", "files", "processes", "progress", "masks", "pictures", "data", "metrics",
+    "settings", "limits", "core", "files", "processes", "progress", "masks", "pictures", "data", "metrics",
     "nets", "priors", "learners", "training", "hub", "loading", "measured", "trained", "fitting", "studies", "cli",
 )  # fmt: skip
 MOST_LINES = 410

@@ -103,7 +103,7 @@ def test_settings_with_a_schedule_as_step_size_are_read():
     [
         ({"profile": (1.0, 0.5)}, ValueError, "profile has 2 entries for 3 steps"),
         ({"profile": (1.0, 0.5, 0)}, ValueError, "profile contains 0"),
-        ({"profile": True}, TypeError, "profile is True"),
+        ({"profile": True}, ValueError, "profile contains True"),
         ({"profile": (1.0, 0.5, 0.5), "step_size": [0.1] * 3}, ValueError, "give one of them"),
         ({"quiet_steps": -1}, ValueError, "quiet_steps is -1"),
         ({"quiet_steps": 4}, ValueError, "quiet_steps is 4"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,15 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write to a temporary file, flush it to disk, rename: readers see the old file or the whole of this one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # several processes may write the same
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:  # a full disk, say: the space of what could be written is given back
+        temporary.unlink(missing_ok=True)
+        raise
     if hasattr(os, "O_DIRECTORY"):
         folder = os.open(path.parent, os.O_DIRECTORY)
         try:
@@ -30,10 +37,73 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.close(folder)
 
 
+def to_json(values: Any, indent: int | None = None) -> str:
+    """As JSON, which has no NaN and no infinity: they become null.
+
+    >>> to_json({"mse": float("nan"), "steps": (25, 0.5)})
+    '{"mse": null, "steps": [25, 0.5]}'
+    """
+    return json.dumps(_finite(values), indent=indent, allow_nan=False)
+
+
+def _finite(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {key: _finite(value) for key, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [_finite(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
+
+
 def write_json(path: Path, values: Any) -> None:
-    write_atomically(path, (json.dumps(values, indent=1) + "\n").encode())
+    write_atomically(path, (to_json(values, indent=1) + "\n").encode())
+
+
+def append_line(path: Path, values: Any) -> None:
+    """One more JSON object at the end of a file."""
+    with path.open("a") as file:
+        file.write(to_json(values) + "\n")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """A file of one JSON object per line; none if there is no file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    """A file of one JSON object per line; none if there is no file. A half line at its end is left out.
+
+    A process that is killed while it writes, or a full disk, leaves such a line.
+    """
+    if not path.is_file():
+        return []
+    found = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            found.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}, is not JSON: {error}") from None
+    return found
+
+
+def cut_half_line(path: Path) -> None:
+    """Remove what follows the last line end of a file, before more is appended."""
+    content = path.read_bytes() if path.is_file() else b""
+    if content and not content.endswith(b"\n"):
+        write_atomically(path, content[: content.rfind(b"\n") + 1])
+
+
+def remove_temporary(folder: Path) -> None:
+    """Remove what :func:`write_atomically` could not finish, in processes that were killed."""
+    for path in folder.rglob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder; raises ``BlockingIOError`` if another process does.
+
+    The system gives it back when the process ends, however it ends. Where there are no such locks, nothing is done.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with (folder / ".lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield

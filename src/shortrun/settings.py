@@ -90,6 +90,8 @@ def _expected(value: Any, hint: Any) -> str | None:
         return _expected_list(value, parts)
     if hint is Any:
         return None
+    if origin is dict:
+        return None if isinstance(value, dict) else "a table of names and values"
     return None if _is(value, hint) else _name(hint)
 
 

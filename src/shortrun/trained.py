@@ -381,7 +381,7 @@ def _infer(
     return getattr(model, names[by])(x, dynamics, mask=mask, rng=rng)
 
 
-def load(name: str | Path, decoder: Any = None, model: Any = None) -> Trained:
+def load(name: str | Path, decoder: Any = None, model: Any = None, allow_large: bool = False) -> Trained:
     """Load a model: the name of a shipped one, a run folder, a folder with a saved model, or a hub name.
 
     Only networks of this package are built; nothing is imported or run because a file says so.
@@ -389,11 +389,12 @@ def load(name: str | Path, decoder: Any = None, model: Any = None) -> Trained:
     Args:
         decoder: where the model was trained around a decoder of one's own: an equal one, whose weights are replaced.
         model: where the model itself was one's own, with a likelihood that is not of this package.
+        allow_large: load a model whose chains are longer than the limit of :mod:`shortrun.limits`.
 
     >>> load("mnist-small").shape
     (1, 28, 28)
     """
     folder = find_model(name)
-    trained = Trained(*read_model(folder, decoder, model))
+    trained = Trained(*read_model(folder, decoder, model, allow_large))
     trained.folder = folder
     return trained

@@ -19,6 +19,9 @@ from shortrun.metrics.errors import hidden_errors, mean_image_error, mse_per_ima
 from shortrun.processes import processes
 from shortrun.trained import By, Trained, load
 
+KNOWN = ("embedded", "scenes", "mnist", "svhn", "celeba")
+"""Sets that a model may name by itself; others lead to files that its user has not named."""
+
 
 @dataclass
 class Use:
@@ -39,13 +42,22 @@ class Use:
     decoder: str | None = None
     """Your own generator, package.module:Class, for models that were trained with it: nothing is imported because a
     file names it."""
+    allow_large: bool = False
+    """Read files and models beyond the usual limits of bytes, pixels and steps."""
 
     def open(self) -> tuple[Trained, torch.Generator]:
         decoder = None if self.decoder is None else import_decoder(self.decoder)
-        return load(self.run, decoder=decoder).to(processes().device), torch.Generator().manual_seed(self.seed)
+        trained = load(self.run, decoder=decoder, allow_large=self.allow_large)
+        return trained.to(processes().device), torch.Generator().manual_seed(self.seed)
 
     def data_name(self, trained: Trained) -> str:
-        return self.data or trained.info.get("data", "embedded")
+        """The images to use: those named by the user, or else those of training, if their name is one we know."""
+        if self.data is not None:
+            return self.data
+        name = str(trained.info.get("data", "embedded"))
+        if name.partition(":")[0] not in KNOWN:
+            raise DataError(f"the model says that its data are {name!r}; name the images to use with --data")
+        return name
 
     def load_set(self, trained: Trained, split: Split) -> Images:
         name = self.data_name(trained)
@@ -54,7 +66,7 @@ class Use:
         settings = DataSettings(
             name, self.data_root, size=trained.shape[1] if sized else None,
             crop=trained.info.get("crop") if same else None,
-            train_images=trained.info.get("train_images") if same else None,
+            train_images=trained.info.get("train_images") if same else None, allow_large=self.allow_large,
         )  # fmt: skip
         images = settings.load(split)
         if images.shape != trained.shape:
@@ -285,8 +297,7 @@ class Data:
 
         settings = DataSettings(self.name, self.data_root, size=self.size, crop=self.crop)
         splits: tuple[Split, ...] = ("train", "test")
-        for split in splits:
-            images = settings.load(split)
+        for split, images in [(split, settings.load(split)) for split in splits]:
             print(images.describe())
             if self.out is not None:
                 shown = images.batch(slice(0, 40))

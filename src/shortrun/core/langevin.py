@@ -142,10 +142,10 @@ def _numbers(name: str, value: Any, steps: int) -> Any:
     advice = f"expected a positive number, {steps} of them (one per step), or {steps} rows of one number per layer"
 
     def convert(item: Any, depth: int) -> Any:
-        if isinstance(item, Iterable) and not isinstance(item, str) and depth < 2:
+        if isinstance(item, Iterable) and not isinstance(item, str | Mapping) and depth < 2:
             return tuple(convert(part, depth + 1) for part in item)
         try:
-            number = float(item)
+            number = math.nan if isinstance(item, bool) else float(item)
         except (TypeError, ValueError):
             number = math.nan
         if not (math.isfinite(number) and number > 0):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import io
 import json
 import os
 import zipfile
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from shortrun.data.examples import DataError, Images, Split
 from shortrun.files import cache_folder, write_json
+from shortrun.limits import MOST_FILE_BYTES, MOST_PIXELS, too_large
 from shortrun.settings import Count
 
 Crop = Count | Literal["whole"] | None
@@ -26,7 +27,10 @@ IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tif
 CACHED_FROM = 20_000
 
 OpenImage = Callable[[], Any]
-"""Returns a PIL image."""
+"""Returns a PIL image, whose pixels may not have been read yet."""
+GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "F")
+"""Modes of PIL without colours."""
+LOOKED_AT = 100  # images of a table that decide whether it has colours
 
 
 @dataclass(frozen=True)
@@ -59,17 +63,47 @@ def _shorter_side(image: Any, size: int) -> Any:
     return image.resize((width, height), resample=2).crop((left, top, left + size, top + size))
 
 
-def _open_files(path: Path) -> list[tuple[str, Callable[[], bytes]]]:
-    """(name, function that returns the bytes), sorted by name."""
+def _image_files(path: Path, allow_large: bool) -> list[tuple[str, OpenImage]]:
+    """(name, function that opens it), sorted by name; the function says why a file cannot be used."""
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_ENDINGS)
-        return [(str(p.relative_to(path)), p.read_bytes) for p in files]
+        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_ENDINGS and not p.is_dir())
+        return [(str(p.relative_to(path)), functools.partial(_open_file, p, allow_large)) for p in files]
     try:
         archive = zipfile.ZipFile(path)
-    except zipfile.BadZipFile:
-        raise DataError(f"{path} is neither a folder nor a zip file") from None
-    names = sorted(n for n in archive.namelist() if n.lower().endswith(IMAGE_ENDINGS) and not n.startswith("__MACOSX"))
-    return [(name, lambda name=name: archive.read(name)) for name in names]  # type: ignore[misc]
+    except (zipfile.BadZipFile, OSError) as error:
+        raise DataError(f"{path} is neither a folder nor a zip file that can be read: {error}") from None
+    members = [
+        member for member in archive.infolist()
+        if member.filename.lower().endswith(IMAGE_ENDINGS) and not member.filename.startswith("__MACOSX")
+    ]  # fmt: skip
+    members.sort(key=lambda member: member.filename)
+    return [(m.filename, functools.partial(_open_member, archive, m, allow_large)) for m in members]
+
+
+def _open_file(path: Path, allow_large: bool) -> Any:
+    if not path.is_file():  # a pipe or a device may never end
+        raise DataError("not a regular file")
+    return _open(path, path.stat().st_size, allow_large)
+
+
+def _open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, allow_large: bool) -> Any:
+    # What it says is what is read of it: a member that holds more than it says is cut off there.
+    return _open(lambda: archive.open(member), member.file_size, allow_large)
+
+
+def _open(file: Any, size: int, allow_large: bool) -> Any:
+    from PIL import Image
+
+    if (reason := too_large("it has {} bytes", size, MOST_FILE_BYTES, allow_large)) is not None:
+        raise DataError(reason)
+    usual, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # our own limit follows
+    try:
+        image = Image.open(file() if callable(file) else file)
+    finally:
+        Image.MAX_IMAGE_PIXELS = usual
+    if (reason := too_large("it has {} pixels", image.width * image.height, MOST_PIXELS, allow_large)) is not None:
+        raise DataError(reason)
+    return image
 
 
 def from_files(
@@ -82,38 +116,60 @@ def from_files(
     members: set[str] | None = None,
     limit: int | None = None,
     cached_from: int = CACHED_FROM,
+    allow_large: bool = False,
 ) -> Images:
     """The images of a folder or a zip file.
 
     The last ``held_out(count)`` files by name are the test split, unless ``members`` names those of ``split``; a single
-    image is both.
+    image is both. If any file of either split has colours, all images have.
     """
-    files = _open_files(path)
+    files = _image_files(path, allow_large)
     if not files:
         raise DataError(f"{name} holds no images (endings {', '.join(IMAGE_ENDINGS)})")
+    stat = path.stat()
+    place = [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
+    colours = _colours(files, place, cached_from)
     if members is not None:
-        files = [(label, read) for label, read in files if Path(label).name in members]
+        files = [(label, opened) for label, opened in files if Path(label).name in members]
         if not files:
             raise DataError(f"none of the images of {name} is in the {split} part of list_eval_partition.txt")
     elif len(files) > 1:
         count = held_out(len(files))
         files = files[:-count] if split == "train" else files[-count:]
     files = files[:limit]
-    stat = path.stat()
-    key = [
-        str(path.resolve()), stat.st_size, stat.st_mtime_ns, square.size, square.crop, square.share,
-        [label for label, _ in files],
-    ]  # fmt: skip
-    return stack(name, [(label, _decode(read)) for label, read in files], split, square, key, cached_from)
+    key = [*place, square.size, square.crop, square.share, [label for label, _ in files]]
+    return stack(name, files, split, square, key, colours, cached_from)
 
 
-def _decode(read: Callable[[], bytes]) -> OpenImage:
-    def open_image() -> Any:
-        from PIL import Image
+def _colours(files: Sequence[tuple[str, OpenImage]], key: Any, cached_from: int) -> int:
+    """3 if any of the files has colours, else 1. For sets that are cached, so is this: it opens each file."""
+    if len(files) < cached_from:
+        return colours_of([opened for _, opened in files])
+    facts = cache_folder() / f"{_stem([key, len(files), 'colours'])}.json"
+    if not facts.is_file():
+        write_json(facts, {"colours": colours_of([opened for _, opened in files])})
+    return int(json.loads(facts.read_text())["colours"])
 
-        return Image.open(io.BytesIO(read()))
 
-    return open_image
+def colours_of(images: Sequence[OpenImage]) -> int:
+    """3 if any of them that can be opened has colours, else 1."""
+    for opened in images:
+        try:
+            with opened() as image:
+                if image.mode not in GREY and not _grey_palette(image):
+                    return 3
+        except Exception:
+            continue
+    return 1
+
+
+def _grey_palette(image: Any) -> bool:
+    palette = image.getpalette("RGB") if image.mode == "P" else None
+    return palette is not None and palette[0::3] == palette[1::3] == palette[2::3]
+
+
+def _stem(key: Any) -> str:
+    return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
 
 
 def stack(
@@ -122,13 +178,14 @@ def stack(
     split: Split,
     square: Square,
     key: Any,
+    colours: int,
     cached_from: int = CACHED_FROM,
 ) -> Images:
     """Decode, cut and resize all images, each with its label; ``key`` identifies them in the cache."""
     if len(images) < cached_from:
-        return _decode_all(name, images, split, square, torch.empty)
+        return _decode_all(name, images, split, square, colours, torch.empty)
     folder = cache_folder()
-    stem = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
+    stem = _stem([key, colours])
     pixels, facts = folder / f"{stem}.npy", folder / f"{stem}.json"
     if not facts.is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +194,7 @@ def stack(
         def allocate(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.from_numpy(np.lib.format.open_memmap(temporary, "w+", np.uint8, shape))
 
-        decoded = _decode_all(name, images, split, square, allocate)
+        decoded = _decode_all(name, images, split, square, colours, allocate)
         temporary.replace(pixels)
         write_json(facts, {"count": len(decoded), "skipped": decoded.skipped})
     known = json.loads(facts.read_text())
@@ -151,12 +208,13 @@ def _decode_all(
     images: Sequence[tuple[str, OpenImage]],
     split: Split,
     square: Square,
+    colours: int,
     allocate: Callable[..., Tensor],
 ) -> Images:
     from rich.console import Console
     from rich.progress import track
 
-    array: Tensor | None = None
+    array = allocate(len(images), colours, square.size, square.size, dtype=torch.uint8)
     skipped: list[str] = []
     used = 0
     progress = track(
@@ -166,24 +224,40 @@ def _decode_all(
         transient=True,
         disable=len(images) < 5000,
     )
-    for label, open_image in progress:
+    for label, opened in progress:
         try:
-            image = open_image()
-            image.load()
-        except Exception as error:
-            skipped.append(f"{label} (unreadable: {error})")
+            with opened() as image:
+                side = square.side(image)
+                if side > min(image.size):
+                    raise DataError(f"{image.size[0]}x{image.size[1]}, smaller than the crop of {side}")
+                cut = square.of(eight_bits(image, colours))
+        except Exception as error:  # PIL raises many kinds
+            reason = str(error) if isinstance(error, DataError) else f"unreadable: {error}"
+            skipped.append(f"{label!r} ({reason})" if not label.isprintable() else f"{label} ({reason})")
             continue
-        side = square.side(image)
-        if side > min(image.size):
-            skipped.append(f"{label} ({image.size[0]}x{image.size[1]}, smaller than the crop of {side})")
-            continue
-        if array is None:
-            grey = image.mode in ("1", "L", "LA", "I", "I;16")
-            array = allocate(len(images), 1 if grey else 3, square.size, square.size, dtype=torch.uint8)
-        image = square.of(image.convert("L" if array.shape[1] == 1 else "RGB"))
-        pixels = torch.from_numpy(np.asarray(image).copy())
-        array[used] = pixels[None] if array.shape[1] == 1 else pixels.permute(2, 0, 1)
+        pixels = torch.from_numpy(np.asarray(cut).copy())
+        array[used] = pixels[None] if colours == 1 else pixels.permute(2, 0, 1)
         used += 1
-    if array is None:
+    if not used:
         raise DataError(f"none of the {len(images)} images of {name} could be used: {'; '.join(skipped[:3])}")
     return Images(array[:used], name, split, tuple(skipped))
+
+
+def eight_bits(image: Any, colours: int) -> Any:
+    """An image of PIL as grey (1) or colours (3) of 8 bits: 16-bit and float levels scaled, transparent parts black."""
+    from PIL import Image
+
+    if image.mode.startswith("I"):
+        levels = np.asarray(image).astype(np.int64)
+        if levels.min() < 0 or levels.max() > 65535:
+            raise DataError(f"levels from {levels.min()} to {levels.max()}; expected 16 bits, 0 to 65535")
+        image = Image.fromarray(np.round(levels / 257).astype(np.uint8))
+    elif image.mode == "F":
+        values = np.asarray(image)
+        if not (values.min() >= 0 and values.max() <= 1):  # nor with NaN
+            raise DataError(f"float levels from {values.min():g} to {values.max():g}; expected 0 to 1")
+        image = Image.fromarray(np.round(values * 255).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
+    return image.convert("L" if colours == 1 else "RGB")

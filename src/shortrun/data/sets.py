@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import functools
 import gzip
+import math
 import os
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +25,18 @@ import torch
 from torch import Tensor
 
 from shortrun.data.examples import DataError, Images, Split
-from shortrun.data.image_files import CACHED_FROM, Crop, OpenImage, Square, from_files, stack
+from shortrun.data.image_files import (
+    CACHED_FROM,
+    LOOKED_AT,
+    Crop,
+    OpenImage,
+    Square,
+    colours_of,
+    from_files,
+    stack,
+)
 from shortrun.data.scenes import scenes
+from shortrun.limits import MOST_ARRAY_BYTES, too_large
 from shortrun.settings import Count, check
 
 NAMES = "embedded, scenes:COUNT, mnist, svhn, celeba, folder:PATH, zip:PATH, npz:PATH or hf:NAME"
@@ -44,6 +57,8 @@ class DataSettings:
     centre, as the paper does. By default folders and zips are cut to their largest square, and celeba to the face."""
     train_images: Count | None = None
     """Learn from the first N training images only."""
+    allow_large: bool = False
+    """Read files, images and arrays that are larger than is usual: see shortrun.limits."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -51,7 +66,10 @@ class DataSettings:
     def load(self, split: Split) -> Images:
         """The images of a split, cut and chosen as these settings say."""
         limit = self.train_images if split == "train" else None
-        return load(self.data, split, root=self.data_root, size=self.size, crop=self.crop, limit=limit)
+        return load(
+            self.data, split, root=self.data_root, size=self.size, crop=self.crop, limit=limit,
+            allow_large=self.allow_large,
+        )  # fmt: skip
 
 
 def load(
@@ -63,6 +81,7 @@ def load(
     crop: Crop = None,
     limit: int | None = None,
     cached_from: int = CACHED_FROM,
+    allow_large: bool = False,
 ) -> Images:
     """Load images by name.
 
@@ -75,12 +94,18 @@ def load(
             face); or ``"whole"``: the shorter side is resized to ``size`` first, then the centre is cut out.
         limit: take the first N images only.
         cached_from: sets of so many image files or more are decoded into the cache folder.
+        allow_large: read files, images and arrays beyond the limits of :mod:`shortrun.limits`.
     """
-    kind, _, rest = name.partition(":")
+    kind, colon, rest = name.partition(":")
     if split not in ("train", "test"):
         raise DataError(f"split is {split!r}; accepted: train, test")
     if isinstance(crop, int) and crop < 1:
         raise DataError(f"crop is {crop}; expected the side of a square in pixels, or whole")
+    for number, value in (("size", size), ("limit", limit)):
+        if value is not None and value < 1:
+            raise DataError(f"{number} is {value}; expected one or more")
+    if colon and kind in ("embedded", "mnist", "svhn", "celeba"):
+        raise DataError(f"data is {name!r}; {kind} takes nothing after its name")
     if kind in ("folder", "zip", "npz", "hf") and not rest:
         raise DataError(f"data {name!r} lacks its place: write {kind}:{'NAME' if kind == 'hf' else 'PATH'}")
     square = Square(size or 32, crop)
@@ -91,17 +116,19 @@ def load(
     elif kind in ("mnist", "svhn", "celeba"):
         folder = _root(kind, root)
         if kind == "celeba":
-            return _celeba(folder, split, replace(square, share=70 / 89), limit, cached_from)
-        images = _mnist(folder, split) if kind == "mnist" else _svhn(folder, split)
+            return _celeba(folder, split, replace(square, share=70 / 89), limit, cached_from, allow_large)
+        images = (_mnist if kind == "mnist" else _svhn)(folder, split, allow_large)
     elif kind in ("folder", "zip"):
         path = Path(rest).expanduser()
         if not path.exists():
             raise DataError(
                 f"{path} does not exist; expected a {'folder' if kind == 'folder' else 'zip file'} of images"
             )
-        return from_files(name, path, split, square, _last_tenth, limit=limit, cached_from=cached_from)
+        return from_files(
+            name, path, split, square, _last_tenth, limit=limit, cached_from=cached_from, allow_large=allow_large
+        )
     elif kind == "npz":
-        images = _npz(Path(rest).expanduser(), name, split)
+        images = _npz(Path(rest).expanduser(), name, split, allow_large)
     elif kind == "hf":
         return _hub(rest, name, split, square, limit, cached_from)
     else:
@@ -155,37 +182,60 @@ def _embedded_pixels(read: Callable[[], Any]) -> Tensor:
     return torch.from_numpy(pixels.astype(np.uint8)).view(-1, 1, 28, 28)[order]
 
 
-def _mnist(folder: Path, split: Split) -> Images:
+def _array(path: Path, shape: tuple[int, ...], what: str, allow_large: bool) -> int:
+    """Number of bytes of the images that a file says it has; refused if there are none or too many."""
+    size = math.prod(shape)
+    if min(shape, default=0) < 1:
+        raise DataError(f"{path}: {what} has the shape {shape}; expected one image or more, with pixels")
+    if (reason := too_large(f"{path}: {what} has {{}} bytes", size, MOST_ARRAY_BYTES, allow_large)) is not None:
+        raise DataError(reason)
+    return size
+
+
+def _mnist(folder: Path, split: Split, allow_large: bool) -> Images:
     stem = "train-images-idx3-ubyte" if split == "train" else "t10k-images-idx3-ubyte"
     candidates = [folder / (stem + ending) for ending in (".gz", "")]
     path = next((path for path in candidates if path.exists()), None)
     if path is None:
         raise DataError(f"{candidates[0]} does not exist (nor does it without .gz)")
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            header = struct.unpack(">4i", file.read(16))
+            if header[0] != 2051:
+                raise DataError(f"{path} is not an idx file of images")
+            raw = file.read(_array(path, header[1:], "it", allow_large) + 1)
+    except (OSError, EOFError, zlib.error, struct.error) as error:
         raise DataError(f"{path} is damaged: {error}") from None
-    header = np.frombuffer(raw[:16], ">i4")
-    if len(header) < 4 or header[0] != 2051 or len(raw) != 16 + int(np.prod(header[1:], dtype=np.int64)):
-        raise DataError(f"{path} is not an idx file of images, or is cut off")
-    array = torch.from_numpy(np.frombuffer(raw, np.uint8, offset=16).copy())
-    return Images(array.view(int(header[1]), 1, int(header[2]), int(header[3])), "mnist", split)
+    if len(raw) != math.prod(header[1:]):
+        raise DataError(f"{path} is cut off, or longer than it says: {header[1]} images of {header[2]}x{header[3]}")
+    array = torch.from_numpy(np.frombuffer(raw, np.uint8).copy())
+    return Images(array.view(header[1], 1, header[2], header[3]), "mnist", split)
 
 
-def _svhn(folder: Path, split: Split) -> Images:
-    from scipy.io import loadmat
+def _svhn(folder: Path, split: Split, allow_large: bool) -> Images:
+    from scipy.io import loadmat, whosmat
 
     path = folder / f"{split}_32x32.mat"
     if not path.exists():
         raise DataError(f"{path} does not exist")
     try:
-        pixels = loadmat(path)["X"]  # 32 x 32 x 3 x n
-    except Exception as error:
+        found = {name: (shape, kind) for name, shape, kind in whosmat(path)}
+    except Exception as error:  # scipy raises many kinds
         raise DataError(f"{path} is not a file of cropped digits: {error}") from None
+    shape, kind = found.get("X", ((), "missing"))
+    if kind != "uint8" or len(shape) != 4 or shape[2] != 3:
+        raise DataError(f"{path}: X is {kind} of shape {shape}; expected uint8, (height, width, 3, number)")
+    _array(path, tuple(map(int, shape)), "X", allow_large)
+    try:
+        pixels = loadmat(path, variable_names=["X"])["X"]
+    except Exception as error:
+        raise DataError(f"{path} is damaged: {error}") from None
     return Images(torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))), "svhn", split)
 
 
-def _celeba(folder: Path, split: Split, square: Square, limit: int | None, cached_from: int) -> Images:
+def _celeba(
+    folder: Path, split: Split, square: Square, limit: int | None, cached_from: int, allow_large: bool
+) -> Images:
     """The published partition if its file is there; else the last 1,000 files by name are the test split."""
     places = [folder / "img_align_celeba", folder / "img_align_celeba.zip"]
     place = next((place for place in places if place.exists()), None)
@@ -195,11 +245,14 @@ def _celeba(folder: Path, split: Split, square: Square, limit: int | None, cache
     members: set[str] | None = None
     if partition.is_file():
         wanted = "0" if split == "train" else "2"  # 1 is the validation part
-        rows = (line.split() for line in partition.read_text().splitlines() if line.strip())
-        members = {name for name, part in rows if part == wanted}
+        try:
+            rows = [line.split() for line in partition.read_text().splitlines() if line.strip()]
+            members = {name for name, part in rows if part == wanted}
+        except ValueError as error:
+            raise DataError(f"{partition} is not a list of names, each with its part (0, 1 or 2): {error}") from None
     return from_files(
         f"celeba-{square.size}", place, split, square, _last_thousand,
-        members=members, limit=limit, cached_from=cached_from,
+        members=members, limit=limit, cached_from=cached_from, allow_large=allow_large,
     )  # fmt: skip
 
 
@@ -211,25 +264,57 @@ def _last_tenth(count: int) -> int:
     return max(1, count // 10)
 
 
-def _npz(path: Path, name: str, split: Split) -> Images:
+def _npz(path: Path, name: str, split: Split, allow_large: bool) -> Images:
     if not path.exists():
         raise DataError(f"{path} does not exist; expected an .npz file")
     try:
-        with np.load(path) as archive:
-            keys = [key for key in (split, "images", *archive.files) if key in archive.files]
-            array = archive[keys[0]]
-    except (ValueError, OSError, zipfile.BadZipFile, IndexError) as error:
+        with zipfile.ZipFile(path) as archive:
+            names = [member.removesuffix(".npy") for member in archive.namelist()]
+            key = _npz_key(path, names, split)
+            with archive.open(f"{key}.npy") as file:
+                shape, kind = _npy_header(file)
+            if key == "test":
+                with archive.open("train.npy") as file:
+                    learned, _ = _npy_header(file)
+                if learned[1:] != shape[1:]:
+                    raise DataError(f"{path}: images of train have the shape {learned[1:]}, those of test {shape[1:]}")
+            if kind != np.uint8 or len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
+                raise DataError(
+                    f"{path}: array {key!r} is {kind} of shape {shape}; expected uint8, (n, height, width) or "
+                    "(n, height, width, colours), with one colour or three"
+                )
+            _array(path, shape, f"array {key!r}", allow_large)
+            with archive.open(f"{key}.npy") as file:
+                array = np.lib.format.read_array(file, allow_pickle=False)
+    except DataError:
+        raise
+    except (ValueError, OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error,
+            SyntaxError) as error:  # fmt: skip
         raise DataError(f"{path} is not a readable .npz file: {error}") from None
-    if array.dtype != np.uint8 or array.ndim not in (3, 4):
-        raise DataError(
-            f"{path}: array {keys[0]!r} is {array.dtype} of shape {array.shape}; expected uint8, "
-            "(n, height, width) or (n, height, width, colours)"
-        )
     images = torch.from_numpy(array if array.ndim == 4 else array[..., None]).permute(0, 3, 1, 2)
-    if keys[0] != split:
+    if key not in ("train", "test") or len(names) == 1:
+        if len(images) < 2:
+            raise DataError(f"{path}: array {key!r} has one image; expected two or more, for learning and for testing")
         count = _last_tenth(len(images))
         images = images[:-count] if split == "train" else images[-count:]
     return Images(images.contiguous(), name, split)
+
+
+def _npz_key(path: Path, names: list[str], split: Split) -> str:
+    """The array of a split: of its name if there are both, else the one that holds all images."""
+    if {"train", "test"} <= set(names):
+        return split
+    if "images" in names or len(names) == 1:
+        return "images" if "images" in names else names[0]
+    raise DataError(f"{path} holds the arrays {', '.join(names) or 'none'}; expected train and test, or images alone")
+
+
+def _npy_header(file: Any) -> tuple[tuple[int, ...], Any]:
+    """Shape and kind of the numbers of an .npy file, whose array is not read."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, kind = read(file)
+    return shape, kind
 
 
 def _hub(hub_name: str, name: str, split: Split, square: Square, limit: int | None, cached_from: int) -> Images:
@@ -249,4 +334,5 @@ def _hub(hub_name: str, name: str, split: Split, square: Square, limit: int | No
         for i in range(len(table))
     ]
     key = [hub_name, getattr(table, "_fingerprint", ""), square.size, square.crop, limit]
-    return stack(name, rows[:limit], split, square, key, cached_from)
+    colours = colours_of([opened for _, opened in rows[:: max(1, len(rows) // LOOKED_AT)]])
+    return stack(name, rows[:limit], split, square, key, colours, cached_from)

@@ -14,16 +14,18 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
-from torch import nn
+from torch import Tensor, nn
 
 from shortrun.core import model as models
 from shortrun.core.langevin import Langevin
 from shortrun.core.latents import dimensions, shapes_of
 from shortrun.files import write_atomically, write_json
-from shortrun.learners import learner_class
+from shortrun.learners import Method, learner_class
 from shortrun.learners.abp import visits
+from shortrun.limits import MOST_STEPS, too_large
 from shortrun.nets.build import ModelError
 from shortrun.priors import GaussianPrior, Prior, prior_class
+from shortrun.settings import Count, Positive, check
 from shortrun.training.config import network_of
 
 FORMAT = 2
@@ -39,10 +41,10 @@ class RunError(ValueError):
 class Description:
     """What a model folder says besides the weights."""
 
-    method: str
+    method: Method
     network: Any
     """Settings of the network."""
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     """Of one example."""
     dynamics: Langevin
     """What infers new examples."""
@@ -50,11 +52,14 @@ class Description:
     """Name of a decoder that is not part of this package."""
     likelihood: str = "GaussianModel"
     """Class of the model, for a decoder of one's own."""
-    latent_shapes: tuple[tuple[int, ...], ...] = ()
-    sigma: float | None = None
-    classes: int | None = None
+    latent_shapes: tuple[tuple[Count, ...], ...] = ()
+    sigma: Positive | None = None
+    classes: Count | None = None
     info: dict[str, Any] = field(default_factory=dict)
     """About its training: data, iterations, seconds, seed .."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def name_of(decoder: Any) -> str:
@@ -95,13 +100,35 @@ def read_prior(folder: Path) -> Prior | None:
         prior = prior_class(about["kind"])(int(about["size"]), **about["options"])
         prior.load_state_dict(load_file(path))
         prior.info = dict(about["info"])
-    except (SafetensorError, OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+    except KeyError as error:
+        raise RunError(f"{path} is not a learned prior: it lacks {error}") from None
+    except (SafetensorError, OSError, RuntimeError, TypeError, ValueError, MemoryError) as error:
         raise RunError(f"{path} cannot be read: {error}") from None
+    check_finite(prior.state_dict(), str(path))
     return prior.eval().requires_grad_(False)
 
 
-def read_description(folder: Path) -> Description:
-    values = json.loads((folder / "config.json").read_text())
+def read_description(folder: Path, allow_large: bool = False) -> Description:
+    """What ``config.json`` says, checked."""
+    path = folder / "config.json"
+    try:
+        description = _description(json.loads(path.read_text()))
+    except KeyError as error:
+        raise RunError(f"{path} is not the description of a model: it lacks {error}") from None
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise RunError(f"{path} is not the description of a model: {error}") from None
+    steps = description.dynamics.steps
+    if (reason := too_large(f"{path}: its chains have {{}} steps", steps, MOST_STEPS, allow_large)) is not None:
+        raise RunError(reason)
+    return description
+
+
+def _description(values: Any) -> Description:
+    for name, table in (("it", values), *((key, values[key]) for key in ("model", "dynamics", "info"))):
+        if not isinstance(table, dict):
+            raise TypeError(f"{name} is {table!r}; expected a table of names and values")
+    for name in ("steps", "step_size"):
+        values["dynamics"][name]  # else they would have the defaults of this version
     method = values["method"]
     network = network_of(method, values["model"])
     dynamics = Langevin.from_dict(values["dynamics"])
@@ -111,8 +138,8 @@ def read_description(folder: Path) -> Description:
             method, network, tuple(values["image"]), visits(dynamics) if method == "abp" else dynamics,
             kind if ":" in kind else None, sigma=values["sigma"], info=values["info"],
         )  # fmt: skip
-    if values["format"] != FORMAT:
-        raise RunError(f"{folder} has the format {values['format']}; this version of shortrun reads {FORMAT}")
+    if values["format"] != FORMAT or isinstance(values["format"], bool):
+        raise ValueError(f"it has the format {values['format']!r}; this version of shortrun reads {FORMAT}")
     return Description(
         method, network, tuple(values["shape"]), dynamics, values["own_decoder"], values["likelihood"],
         tuple(tuple(shape) for shape in values["latent_shapes"]), values["sigma"], values["classes"], values["info"],
@@ -145,21 +172,47 @@ def build(description: Description, decoder: Any = None) -> Any:
     return learner.adopt(model, description.network, description.shape)
 
 
-def read_model(folder: Path, decoder: Any = None, model: Any = None) -> tuple[Any, Description, Prior | None]:
+def read_model(
+    folder: Path, decoder: Any = None, model: Any = None, allow_large: bool = False
+) -> tuple[Any, Description, Prior | None]:
     """The model of a folder, what the folder says about it, and its learned prior, if it has one."""
+    description = read_description(folder, allow_large)
+    path = folder / "model.safetensors"
     try:
-        description = read_description(folder)
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{folder / 'config.json'} is not the description of a model: {error!r}") from None
-    model = build(description, decoder) if model is None else model
-    try:
-        model.load_state_dict(load_file(folder / "model.safetensors"))
+        with safe_open(path, "pt") as file:
+            shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+        if model is None and description.own_decoder is None and decoder is None:
+            _check_size(description, shapes)
+        model = build(description, decoder) if model is None else model
+        weights = load_file(path)
+        model.load_state_dict(weights)
     except (SafetensorError, OSError, RuntimeError) as error:
-        raise RunError(f"{folder / 'model.safetensors'} cannot be read: {error}") from None
+        raise RunError(f"{path} cannot be read: {error}") from None
+    check_finite(weights, str(path))
     prior = read_prior(folder) or _prior_of_widths(folder, model)
     if prior is not None and prior.size != dimensions(shapes_of(model)):
         raise RunError(f"{folder / PRIOR} is a prior of {prior.size} latents; the model has others")
     return model.eval(), description, prior
+
+
+def check_finite(tensors: dict[str, Tensor], place: str) -> None:
+    for key, value in tensors.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise RunError(f"{place} cannot be used: {key} holds NaN or infinity")
+
+
+def _check_size(description: Description, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Refuse a description that asks for a larger network than the weights are of, before memory is taken for it."""
+    try:
+        with torch.device("meta"):
+            wanted = build(description).state_dict()
+    except NotImplementedError:  # a network that cannot be built without numbers
+        return
+    except (ModelError, ValueError) as error:
+        raise RuntimeError(f"config.json describes a network that cannot be built: {error}") from None
+    other = [key for key, value in wanted.items() if shapes.get(key) != tuple(value.shape)]
+    if other:
+        raise RuntimeError(f"config.json describes another network than these weights are of; {other[0]} differs")
 
 
 def _prior_of_widths(folder: Path, model: Any) -> Prior | None:
