@@ -8,9 +8,9 @@ Each case runs in a process of its own, in an empty folder, and ends in one of t
     refused     exit code 2, one message that names the file, flag or value at fault, nothing left behind
     read right  the input is unusual but valid, and what came of it is what it should be
     ----------- what must not happen:
-    traceback, died (by a signal), hung (longer than its time), executed (code from a file ran), accepted (and should not
-    have been), misread (accepted, and understood wrongly), unclear (refused without naming what is wrong), left behind
-    (a refused command wrote something), lost (a killed run that cannot be continued, or not to the bit)
+    traceback, died (by a signal), hung (longer than its time), executed (code from a file ran), accepted (and should
+    not have been), misread (accepted, and understood wrongly), unclear (refused without naming what is wrong), left
+    behind (a refused command wrote something), lost (a killed run that cannot be continued, or not to the bit)
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ import json
 import os
 import re
 import resource
-import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,9 +150,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = parser.parse_args(argv)
 
     import torch
+    from bad_input import all_cases, kills
 
     import shortrun.cli  # noqa: F401  (children have it)
-    from bad_input import all_cases
 
     torch.set_num_threads(1)
     wanted = [case for case in all_cases() if words.only is None or case.group in words.only]
@@ -165,13 +164,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         outcome = run(case)
         outcomes.append(outcome)
         if words.list or outcome.kind not in GOOD:
-            print(f"{outcome.kind:11} {case.group}: {case.name}  [{outcome.seconds:.1f} s]\n    {outcome.message[-400:]}",
-                  flush=True)  # fmt: skip
+            print(f"{outcome.kind:11} {case.group}: {case.name}  [{outcome.seconds:.1f} s]", flush=True)
+            print(f"    {outcome.message[-400:]}", flush=True)
     result: dict[str, Any] = {"cases": len(outcomes), "seconds": round(time.monotonic() - begun)}
     result["outcomes"] = dict(collections.Counter(outcome.kind for outcome in outcomes))
     result["groups"] = {
-        name: dict(collections.Counter(o.kind for o in outcomes if o.case.group == name))
-        for name in _groups(chosen)
+        name: dict(collections.Counter(o.kind for o in outcomes if o.case.group == name)) for name in _groups(chosen)
     }
     if words.kills and (words.only is None or "kills" in words.only):
         result["kills"] = kills(words.kills)

@@ -141,7 +141,7 @@ class Linear(TwoLayers):
 
 def linear_learner(**rules):
     torch.manual_seed(0)
-    settings = ShortRunSettings(4, 0.02, cool_down=1, tune="off", learn_last=2)
+    settings = ShortRunSettings(4, 0.02, cool_down=1, momentum=0.0, tune="off", learn_last=2)
     model = sr.GaussianModel(Linear(), [(3,), (2,)])
     learner = ShortRun(model, settings=settings, learning_rate=1e-2, rules=Rules(**rules))
     return learner, learner.init(seed=0)

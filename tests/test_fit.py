@@ -227,7 +227,7 @@ def test_a_folder_makes_it_a_run_that_resumes_to_the_bit(tmp_path):
     assert all(torch.equal(value, whole[key]) for key, value in weights(again).items())
     assert [line["iteration"] for line in again.history.evaluations] == [4, 8, 12]
     files = {path.name for path in (tmp_path / "run").iterdir()}
-    assert files == {"config.yaml", "metrics.jsonl", "checkpoints", "pictures", "model"}
+    assert files == {".lock", "config.yaml", "metrics.jsonl", "checkpoints", "pictures", "model"}
 
 
 def test_ctrl_c_keeps_what_was_learned():

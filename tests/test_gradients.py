@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shortrun import GaussianModel, Langevin, fit, infer
-from shortrun.core.langevin import gradient
+from shortrun.core.chain import gradient
 from shortrun.core.latents import dimensions
 from shortrun.core.target import Target
 from shortrun.learners.gradients import Evaluator, Joint, checked, distance, learning_point

@@ -10,8 +10,9 @@ from small_models import conv_data, conv_model
 from torch import nn
 
 import shortrun as sr
+from shortrun.core.chain import Point, chain, move
 from shortrun.core.free_energy import Estimation, free_energy_details
-from shortrun.core.langevin import Point, chain, cool_down, move
+from shortrun.core.langevin import cool_down
 
 
 def run(model, x, dynamics=None, seed=0, infer=sr.infer, **options):

@@ -18,6 +18,8 @@ SETTINGS = [
     sr.Langevin(3, [0.01, 0.006, 0.002]),
     sr.Langevin(3, [[0.01, 0.003], [0.004, 0.006], [0.002, 0.001]]),
     sr.Langevin(6, [0.01, 0.008, 0.006, 0.004, 0.003, 0.002], quiet_steps=2),
+    sr.Langevin(25, 0.008, momentum=0.6),
+    sr.Langevin(4, [0.01, 0.008, 0.006, 0.004], momentum=0.3, quiet_steps=1),
 ]
 
 

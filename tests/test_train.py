@@ -57,7 +57,7 @@ class SmallDecoder(torch.nn.Module):
 def small_learner(rules=None, kind=ShortRun, **changes):
     """A learner of tiny images with its first state; K = 3 steps of 0.01."""
     torch.manual_seed(0)
-    settings = replace(ShortRunSettings(3, 0.01, cool_down=0, tune="off", learn_last=3), **changes)
+    settings = replace(ShortRunSettings(3, 0.01, cool_down=0, momentum=0.0, tune="off", learn_last=3), **changes)
     model = sr.GaussianModel(SmallDecoder(), [(2,)], 0.3)
     learner = kind(model, settings=settings, rules=rules or Rules())
     return learner, learner.init(seed=0)
@@ -197,7 +197,7 @@ def test_an_iteration_that_drives_most_chains_away_is_undone(diverging, at, begu
     update (at point 1), the step was too long and becomes shorter."""
     torch.manual_seed(0)
     model = Diverging(sr.GaussianModel(SmallDecoder(), [(2,)], 0.3))
-    learner = ShortRun(model, settings=ShortRunSettings(3, 0.01, cool_down=0, tune="grid", learn_last=3))
+    learner = ShortRun(model, settings=ShortRunSettings(3, 0.01, cool_down=0, momentum=0.0, tune="grid", learn_last=3))
     state = learner.init(seed=0)
     x = torch.rand(4, 1, 2, 3)
     if begun:

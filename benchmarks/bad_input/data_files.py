@@ -129,12 +129,20 @@ def image_cases() -> Iterator[Case]:
         return Case("images", name, DATA, make, names, works, **more)
 
     for name, content in {
-        "empty": b"", "text": b"not an image", "cut off": png()[:48], "cut in the middle": png(side=64)[:-40],
-        "a wrong checksum": png()[:45] + b"\xff\xff" + png()[47:], "a header alone": b"\x89PNG\r\n\x1a\n",
-        "zeros": bytes(5000), "a corrupt jpeg": png(name="JPEG")[:-200] + bytes(20), "a jpeg header": b"\xff\xd8\xff",
-        "a gif of no size": b"GIF89a" + bytes(20), "a bmp of no size": b"BM" + bytes(60),
-        "a tiff that refers to itself": b"II*\0\x08\0\0\0\0\0\x08\0\0\0", "a pickle": b"\x80\x04K\x01.",
-    }.items():  # fmt: skip
+        "empty": b"",
+        "text": b"not an image",
+        "cut off": png()[:48],
+        "cut in the middle": png(side=64)[:-40],
+        "a wrong checksum": png()[:45] + b"\xff\xff" + png()[47:],
+        "a header alone": b"\x89PNG\r\n\x1a\n",
+        "zeros": bytes(5000),
+        "a corrupt jpeg": png(name="JPEG")[:-200] + bytes(20),
+        "a jpeg header": b"\xff\xd8\xff",
+        "a gif of no size": b"GIF89a" + bytes(20),
+        "a bmp of no size": b"BM" + bytes(60),
+        "a tiff that refers to itself": b"II*\0\x08\0\0\0\0\0\x08\0\0\0",
+        "a pickle": b"\x80\x04K\x01.",
+    }.items():
         yield case(f"{name} among good ones", folder_of({"a.png": content}), skips("a.png"))
         yield case(f"{name}, alone", folder_of({"a.png": content}, good=0))
     yield case("16-bit PNG, first", folder_of({"a.png": sixteen_bit()}), same_as_grey)
@@ -152,8 +160,9 @@ def image_cases() -> Iterator[Case]:
     yield case("colour first, grey last", folder_of({"a.png": png("RGB"), "z.png": png()}), one_shape)
     yield case("an animation", folder_of({"a.gif": png("P", name="GIF")}), one_or_grey)
     yield case("one pixel", folder_of({"a.png": png(side=1)}, good=0), works=lambda folder: None)
-    yield Case("images", "smaller than the crop", [*DATA, "--crop", "10"], folder_of({"a.png": png(side=4)}, good=0),
-               ("crop",))  # fmt: skip
+    yield Case(
+        "images", "smaller than the crop", [*DATA, "--crop", "10"], folder_of({"a.png": png(side=4)}, good=0), ("crop",)
+    )
     yield case("an image bomb", folder_of({"a.png": bomb()}), skips("a.png"), seconds=20)
     yield case("no images", lambda folder: (folder / "images").mkdir())
     yield case("one image", folder_of({"a.png": png()}, good=0), works=lambda folder: None)
@@ -203,8 +212,9 @@ def _hidden_is_black(folder: Path) -> str | None:
 def zip_cases() -> Iterator[Case]:
     def case(name: str, content: Callable[[], bytes], works: Any = None, **more: Any) -> Case:
         words = ["data", "zip:images.zip", "--size", str(SIDE), "--out", "out"]
-        return Case("zip", name, words, lambda folder: _write(folder / "images.zip", content()), ("images",), works,
-                    **more)  # fmt: skip
+        return Case(
+            "zip", name, words, lambda folder: _write(folder / "images.zip", content()), ("images",), works, **more
+        )
 
     def archive(files: dict[str, bytes], kind: int = zipfile.ZIP_DEFLATED) -> bytes:
         out = io.BytesIO()
@@ -222,16 +232,30 @@ def zip_cases() -> Iterator[Case]:
     yield case("cut off", lambda: whole[:-30])
     yield case("cut in half", lambda: whole[: len(whole) // 2])
     yield case("a corrupt stream", lambda: whole[:50] + b"\xff" * 12 + whole[62:], skips("0.png"))
-    yield case("a wrong checksum", lambda: whole.replace(struct.pack("<I", zlib.crc32(good["0.png"])), b"abcd"),
-               lambda folder: None)  # fmt: skip
-    yield case("paths that lead out", lambda: archive({"../../a.png": png(), **good}), lambda folder: (
-        None if not list(folder.parent.glob("a.png")) else "written outside"))  # fmt: skip
+    yield case(
+        "a wrong checksum",
+        lambda: whole.replace(struct.pack("<I", zlib.crc32(good["0.png"])), b"abcd"),
+        lambda folder: None,
+    )
+    yield case(
+        "paths that lead out",
+        lambda: archive({"../../a.png": png(), **good}),
+        lambda folder: None if not list(folder.parent.glob("a.png")) else "written outside",
+    )
     yield case("a member of 600 MB", _large_member, skips("a.png"), seconds=20)
     yield case("a zip in a zip", lambda: archive({"a.png": whole}))
-    yield case("an unknown compression", lambda: whole.replace(b"PK\x03\x04\x14\0\0\0\x08\0", b"PK\x03\x04\x14\0\0\0\x63\0")
-               .replace(b"PK\x01\x02\x14\x03\x14\0\0\0\x08\0", b"PK\x01\x02\x14\x03\x14\0\0\0\x63\0"))  # fmt: skip
-    yield case("encrypted", lambda: whole.replace(b"PK\x03\x04\x14\0\0\0", b"PK\x03\x04\x14\0\x01\0")
-               .replace(b"PK\x01\x02\x14\x03\x14\0\0\0", b"PK\x01\x02\x14\x03\x14\0\x01\0"))  # fmt: skip
+    yield case(
+        "an unknown compression",
+        lambda: whole.replace(b"PK\x03\x04\x14\0\0\0\x08\0", b"PK\x03\x04\x14\0\0\0\x63\0").replace(
+            b"PK\x01\x02\x14\x03\x14\0\0\0\x08\0", b"PK\x01\x02\x14\x03\x14\0\0\0\x63\0"
+        ),
+    )
+    yield case(
+        "encrypted",
+        lambda: whole.replace(b"PK\x03\x04\x14\0\0\0", b"PK\x03\x04\x14\0\x01\0").replace(
+            b"PK\x01\x02\x14\x03\x14\0\0\0", b"PK\x01\x02\x14\x03\x14\0\x01\0"
+        ),
+    )
 
 
 def _large_member() -> bytes:
@@ -285,8 +309,18 @@ def npz_cases() -> Iterator[Case]:
     good = np.tile(np.round(gradient()).astype(np.uint8), (20, 1, 1))
     for kind in ("float32", "float64", "int32", "int8", "uint16", "bool", "complex64", "U3", "datetime64[s]"):
         yield case(f"{kind} numbers", arrays(images=np.zeros((20, 8, 8)).astype(kind)))
-    for shape in ((), (20,), (20, 8), (20, 8, 8, 3, 1), (0, 8, 8), (20, 0, 8), (20, 8, 0), (20, 8, 8, 0), (1, 8, 8, 2),
-                  (20, 8, 8, 5)):  # fmt: skip
+    for shape in (
+        (),
+        (20,),
+        (20, 8),
+        (20, 8, 8, 3, 1),
+        (0, 8, 8),
+        (20, 0, 8),
+        (20, 8, 0),
+        (20, 8, 8, 0),
+        (1, 8, 8, 2),
+        (20, 8, 8, 5),
+    ):
         yield case(f"shape {shape}", arrays(images=np.zeros(shape, np.uint8)))
     yield case("one image", arrays(images=good[:1]))
     yield case("splits of different shapes", arrays(train=good, test=good[:, :8]))
@@ -386,10 +420,14 @@ def idx_cases() -> Iterator[Case]:
                 else:
                     _write(folder / "mnist" / stem, content)
 
-        return Case("idx", name, ["data", "mnist", "--data-root", ".", "--out", "out"], prepare, ("idx3-ubyte",), **more)
+        return Case(
+            "idx", name, ["data", "mnist", "--data-root", ".", "--out", "out"], prepare, ("idx3-ubyte",), **more
+        )
 
     def idx(count: int, height: int = 28, width: int = 28, magic: int = 2051, body: int | None = None) -> bytes:
-        return struct.pack(">iiii", magic, count, height, width) + bytes(count * height * width if body is None else body)
+        return struct.pack(">iiii", magic, count, height, width) + bytes(
+            count * height * width if body is None else body
+        )
 
     for packed in (True, False):
         pack: Callable[[bytes], bytes] = gzip.compress if packed else bytes
@@ -415,8 +453,13 @@ def partition_cases() -> Iterator[Case]:
                 _write(folder / "celeba" / "img_align_celeba" / f"{i}.png", png())
             _write(folder / "celeba" / "list_eval_partition.txt", text)
 
-        return Case("celeba", name, ["data", "celeba", "--data-root", ".", "--size", "16", "--out", "out"], prepare,
-                    ("list_eval_partition.txt",))  # fmt: skip
+        return Case(
+            "celeba",
+            name,
+            ["data", "celeba", "--data-root", ".", "--size", "16", "--out", "out"],
+            prepare,
+            ("list_eval_partition.txt",),
+        )
 
     yield case("no columns", b"0.png\n1.png\n")
     yield case("three columns", b"0.png 0 1\n")

@@ -31,8 +31,24 @@ TRAIN: dict[str, tuple[str, ...]] = {
     "--anneal": (*REALS, "2"),
     "--anneal-from": (*REALS, "2"),
     "--anneal-shape": CHOICES,
-    "--mask": ("nan", "lower", "random:2", "random:nan", "random:x", "box:1,2", "box:30,30,9,9", "box:0,0,0,0", "file:",
-               "file:nowhere.png", "blocks:99:1", "blocks:a:b", "blocks:3", "blocks:3:-1", "blocks:0:1", "random:0"),
+    "--mask": (
+        "nan",
+        "lower",
+        "random:2",
+        "random:nan",
+        "random:x",
+        "box:1,2",
+        "box:30,30,9,9",
+        "box:0,0,0,0",
+        "file:",
+        "file:nowhere.png",
+        "blocks:99:1",
+        "blocks:a:b",
+        "blocks:3",
+        "blocks:3:-1",
+        "blocks:0:1",
+        "random:0",
+    ),
     "--evaluate-every": POSITIVE,
     "--evaluate-images": COUNTS,
     "--checkpoint-every": POSITIVE,
@@ -63,46 +79,97 @@ TRAIN: dict[str, tuple[str, ...]] = {
     "--model.head-channels": ("nan", "-1", "0", "x"),
     "--model.coordinates": CHOICES,
     "--no-such": ("1",),
-    "--data": ("", "no-such", "mnist:x", "svhn:1", "celeba:x", "embedded:3", "scenes:x", "scenes:-5", "scenes:5",
-               "scenes:1.5", "folder:", "folder:nowhere", "zip:", "zip:nowhere.zip", "npz:", "npz:nowhere.npz", "hf:",
-               "mnist", "svhn", "celeba"),
+    "--data": (
+        "",
+        "no-such",
+        "mnist:x",
+        "svhn:1",
+        "celeba:x",
+        "embedded:3",
+        "scenes:x",
+        "scenes:-5",
+        "scenes:5",
+        "scenes:1.5",
+        "folder:",
+        "folder:nowhere",
+        "zip:",
+        "zip:nowhere.zip",
+        "npz:",
+        "npz:nowhere.npz",
+        "hf:",
+        "mnist",
+        "svhn",
+        "celeba",
+    ),
     "--data-root": ("nowhere --data mnist", "nowhere --data svhn", "nowhere --data celeba"),
-}  # fmt: skip
+}
 OTHER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
-    "vae": {"--kl-warm-up": (*REALS, "2"), "--steps": COUNTS, "--step-size": POSITIVE,
-            "--model.latent-sizes": ("4 4", "0"), "--model.encoder-channels": COUNTS},
+    "vae": {
+        "--kl-warm-up": (*REALS, "2"),
+        "--steps": COUNTS,
+        "--step-size": POSITIVE,
+        "--model.latent-sizes": ("4 4", "0"),
+        "--model.encoder-channels": COUNTS,
+    },
     "vae-iaf": {"--model.flow-width": COUNTS},
     "ladder-vae": {"--kl-warm-up": ("nan", "-1")},
     "glo": {"--code-rate": POSITIVE, "--optimiser": CHOICES, "--model.latent-sizes": ("4 4", "0")},
     "glow": {"--model.levels": (*COUNTS, "9"), "--model.depth": COUNTS, "--model.width": COUNTS},
     "abp": {"--model.latent-sizes": ("4 4", "-1"), "--step-size": POSITIVE},
-}  # fmt: skip
+}
 USE: dict[str, dict[str, tuple[str, ...]]] = {
-    "evaluate": {"--images": COUNTS, "--likelihood-images": ("-1", "nan", "x"), "--stages": COUNTS, "--by": CHOICES,
-                 "--quiet-steps": ("-1", "26", "nan", "x"), "--data": ("no-such", "mnist:x", "svhn", "scenes:20"),
-                 "--seed": ("x", "1.5", "nan"), "--decoder": ("os:getcwd", "nowhere:At", "x")},
+    "evaluate": {
+        "--images": COUNTS,
+        "--likelihood-images": ("-1", "nan", "x"),
+        "--stages": COUNTS,
+        "--by": CHOICES,
+        "--quiet-steps": ("-1", "26", "nan", "x"),
+        "--data": ("no-such", "mnist:x", "svhn", "scenes:20"),
+        "--seed": ("x", "1.5", "nan"),
+        "--decoder": ("os:getcwd", "nowhere:At", "x"),
+    },
     "sample": {"--images": COUNTS, "--prior": CHOICES},
     "reconstruct": {"--images": COUNTS, "--quiet-steps": ("-1", "26")},
-    "inpaint": {"--images": COUNTS, "--fills": COUNTS, "--mask": TRAIN["--mask"][:-1], "--by": CHOICES,
-                "--steps": COUNTS},
+    "inpaint": {
+        "--images": COUNTS,
+        "--fills": COUNTS,
+        "--mask": TRAIN["--mask"][:-1],
+        "--by": CHOICES,
+        "--steps": COUNTS,
+    },
     "traverse": {"--images": COUNTS, "--layer": ("-1", "3", "x", "nan"), "--amount": REALS},
     "interpolate": {"--images": (*COUNTS, "1")},
-    "tune": {"--images": COUNTS, "--chains": COUNTS, "--deltas": POSITIVE, "--entropy": CHOICES,
-             "--estimator": CHOICES},
+    "tune": {
+        "--images": COUNTS,
+        "--chains": COUNTS,
+        "--deltas": POSITIVE,
+        "--entropy": CHOICES,
+        "--estimator": CHOICES,
+    },
     "fid": {"--samples": (*COUNTS, "1"), "--protocol": CHOICES, "--reference": CHOICES},
     "prior": {"--images": COUNTS, "--kind": CHOICES, "--save": ("/proc/nowhere",)},
-}  # fmt: skip
+}
 STUDIES: dict[str, dict[str, tuple[str, ...]]] = {
-    "compare": {"--methods": CHOICES, "--minutes": POSITIVE, "--updates": COUNTS, "--data": ("no-such", "mnist:x"),
-                "--minutes 1 --updates": ("5",)},
-    "reproduce table-K": {"--preset": CHOICES, "--minutes-per-cell": POSITIVE, "--jobs": COUNTS, "--only": ("no-such",)},
+    "compare": {
+        "--methods": CHOICES,
+        "--minutes": POSITIVE,
+        "--updates": COUNTS,
+        "--data": ("no-such", "mnist:x"),
+        "--minutes 1 --updates": ("5",),
+    },
+    "reproduce table-K": {
+        "--preset": CHOICES,
+        "--minutes-per-cell": POSITIVE,
+        "--jobs": COUNTS,
+        "--only": ("no-such",),
+    },
     "reproduce no-such": {"--preset": ("smoke",)},
     "data no-such": {"--size": ("32",)},
     "data embedded": {"--size": (*COUNTS, "7"), "--crop": ("0", "-1", "x")},
     "demo": {"--minutes": POSITIVE, "--seed": ("x", "nan")},
     "resume nowhere": {"--minutes": ("1",)},
     "bench": {"--sizes": CHOICES},
-}  # fmt: skip
+}
 
 
 def flag_cases() -> Iterator[Case]:
@@ -135,5 +202,9 @@ def _case(command: str, words: list[str], flag: str, value: str) -> Case:
     name = flag.lstrip("-").split(".")[-1]
     said = (name, name.replace("-", "_"), name.replace("-", " "), "unrecognized")
     parts = value.split(" ") if value else [""]
-    return Case("flags", f"{command} {flag} {value!r}", [*words, *before[::-1], flag, *parts],
-                names=(*said, *([value] if value else [])))  # fmt: skip
+    return Case(
+        "flags",
+        f"{command} {flag} {value!r}",
+        [*words, *before[::-1], flag, *parts],
+        names=(*said, *([value] if value else [])),
+    )

@@ -19,8 +19,15 @@ def small_run(folder: Path) -> Path:
             from shortrun.training.presets import preset
 
             config = preset("smoke").changed(iterations=6, checkpoint_every=1.0, evaluate_every=2.0)
-            sr.fit(None, load("embedded"), validation=load("embedded", "test"), folder=folder, config=config, quiet=True,
-                   callback=lambda trained: trained.info["iterations"] >= 4)  # fmt: skip
+            sr.fit(
+                None,
+                load("embedded"),
+                validation=load("embedded", "test"),
+                folder=folder,
+                config=config,
+                quiet=True,
+                callback=lambda trained: trained.info["iterations"] >= 4,
+            )
             code = 0
         finally:
             os._exit(code)

@@ -80,11 +80,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def cut_half_line(path: Path) -> None:
-    """Remove what follows the last line end of a file, before more is appended."""
-    content = path.read_bytes() if path.is_file() else b""
-    if content and not content.endswith(b"\n"):
-        write_atomically(path, content[: content.rfind(b"\n") + 1])
+def write_lines(path: Path, values: list[dict[str, Any]]) -> None:
+    """A file of one JSON object per line; nothing is written where there are none and no file."""
+    if values or path.is_file():
+        write_atomically(path, "".join(to_json(line) + "\n" for line in values).encode())
 
 
 def remove_temporary(folder: Path) -> None:
@@ -94,8 +93,8 @@ def remove_temporary(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; raises ``BlockingIOError`` if another process does.
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock that this file stands for; raises ``BlockingIOError`` if another process does.
 
     The system gives it back when the process ends, however it ends. Where there are no such locks, nothing is done.
     """
@@ -104,6 +103,11 @@ def locked(folder: Path) -> Iterator[None]:
     except ImportError:  # Windows
         yield
         return
-    with (folder / ".lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:  # a file system without locks
+            pass
         yield

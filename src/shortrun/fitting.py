@@ -23,9 +23,10 @@ from shortrun.progress import Progress
 from shortrun.trained import Trained
 from shortrun.training.config import Config
 from shortrun.training.history import History
-from shortrun.training.loop import Loop, prepare_folder
+from shortrun.training.loop import Loop
 from shortrun.training.model_folder import name_of, write_prior
 from shortrun.training.presets import preset
+from shortrun.training.run_folder import CONFIG, claimed, has_not_begun, prepare_folder
 
 GIVEN = "given in Python"
 MEAN_OF = 1000  # training images, for the mean colour of what is visible
@@ -88,12 +89,21 @@ def fit(
     place = None if folder is None else Path(folder)
     if place is None and resume:
         raise ValueError("resume needs the folder of a run")
-    if place is not None:
-        prepare_folder(place, resume)
     shared = processes(config.run.mixed_precision)
+    writes = place is not None and shared.is_main_process
+    if place is not None and writes:
+        prepare_folder(place, resume)
+        resume = resume and not has_not_begun(place)
+    resume = bool(shared.total(torch.tensor(float(writes and resume), device=shared.device))) if place else False
     quiet = quiet or not shared.is_main_process
     progress = Progress(quiet)
-    with torch.random.fork_rng(devices=[]), flushed_denormals():
+    if shared.num_processes > 1:
+        progress.log(f"{shared.num_processes} processes share the work")
+    with contextlib.ExitStack() as stack:
+        if place is not None and writes:
+            stack.enter_context(claimed(place, resume))
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(flushed_denormals())
         torch.manual_seed(config.run.seed)
         learner = learner_class(config.method)
         prepare = getattr(model, "prepare", None)
@@ -117,9 +127,8 @@ def fit(
             config, built, examples, held_out, folder=place, resume=resume, own_decoder=own, processes=shared,
             log=progress.log,
         )  # fmt: skip
-        if place is not None and shared.is_main_process and not resume:
-            place.mkdir(parents=True, exist_ok=True)
-            config.save(place / "config.yaml")
+        if place is not None and writes:
+            config.save(place / CONFIG)
         shared.wait()
         if not resume:
             if model is None and config.run.start_at_mean:
@@ -133,7 +142,23 @@ def fit(
                 _fit_prior(loop, interrupted, quiet)
     if interrupted and place is not None:
         progress.log(f"{interrupted[0]}: saved at iteration {loop.iteration}. Continue with `shortrun resume {place}`")
-    return snapshot(loop, stopped=bool(interrupted))
+    return snapshot(loop, *interrupted[:1])
+
+
+class InterruptError(KeyboardInterrupt):
+    """Work was ended by a signal, after what was done had been saved; like Ctrl-C, no mistake to be caught."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        number = getattr(signal, name, None)
+        self.exit_code = 130 if number is None else 128 + int(number)  # what a shell expects
+
+
+def not_interrupted(trained: Trained) -> Trained:
+    """The finished model; raises :class:`InterruptError` if its training was stopped."""
+    if trained.info["stopped"]:
+        raise InterruptError(trained.info["stopped_by"])
+    return trained
 
 
 def _start_at_mean(loop: Loop) -> None:
@@ -150,10 +175,11 @@ def _start_at_mean(loop: Loop) -> None:
     start_at(mean.reshape(len(mean), -1, 1))
 
 
-def snapshot(loop: Loop, stopped: bool = False) -> Trained:
+def snapshot(loop: Loop, stopped_by: str | None = None) -> Trained:
     """The model of a run as it is; it shares the parameters with the run."""
     description = loop.description()
-    info = description.info | {"stopped": stopped, "divergent": loop.divergent}
+    stopped = stopped_by is not None
+    info = description.info | {"stopped": stopped, "stopped_by": stopped_by, "divergent": loop.divergent}
     trained = Trained(loop.model, replace(description, info=info), loop.prior, History(loop.history))
     return trained.eval() if loop.share >= 1 or stopped else trained
 
@@ -199,7 +225,7 @@ def _budget(minutes: float | None, iterations: int | None) -> dict[str, Any]:
 
 @contextmanager
 def _interruptible() -> Iterator[list[str]]:
-    """Ctrl-C and SIGTERM are noted, and end the run at its next iteration; a second one ends it at once."""
+    """Ctrl-C, SIGTERM and SIGHUP are noted, and end the run at its next iteration; a second one ends it at once."""
     interrupted: list[str] = []
     if threading.current_thread() is not threading.main_thread():  # signals reach the main thread alone
         yield interrupted
@@ -210,7 +236,10 @@ def _interruptible() -> Iterator[list[str]]:
             raise KeyboardInterrupt
         interrupted.append(signal.Signals(number).name)
 
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+    handlers = {s: signal.getsignal(s) for s in (getattr(signal, name, None) for name in names) if s is not None}
+    # What is ignored stays so: nohup does that to SIGHUP, and a shell to the SIGINT of what runs in the background.
+    handlers = {s: handler for s, handler in handlers.items() if handler is not signal.SIG_IGN}
     try:
         for number in handlers:
             signal.signal(number, interrupt)

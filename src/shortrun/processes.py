@@ -158,6 +158,11 @@ class Launched(Processes):
         self.accelerator.wait_for_everyone()
 
 
+def is_first_process() -> bool:
+    """Whether this is the first of those that were launched together, before they are connected."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def processes(mixed_precision: MixedPrecision = "no") -> Processes:
     """The processes that were launched together with this one, on the best device there is."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

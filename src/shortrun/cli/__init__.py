@@ -15,6 +15,7 @@ import tyro
 
 from shortrun.cli import samples, studies, train, use
 from shortrun.core.langevin import DivergenceError, DivergenceWarning
+from shortrun.fitting import InterruptError
 from shortrun.processes import processes
 
 CHECKED_ERRORS = (ValueError, TypeError, OSError, DivergenceError)
@@ -82,6 +83,8 @@ def main(words: Sequence[str] | None = None) -> None:
     except CHECKED_ERRORS as error:
         print(f"shortrun: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except InterruptError as interrupt:  # what was done is saved, and that was said
+        raise SystemExit(interrupt.exit_code) from None
     except KeyboardInterrupt:
         print("shortrun: interrupted", file=sys.stderr)
         raise SystemExit(130) from None

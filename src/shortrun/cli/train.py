@@ -15,14 +15,15 @@ from tyro.conf import Positional
 
 from shortrun.cli.decoder import import_decoder
 from shortrun.core.model import GaussianModel
-from shortrun.fitting import GIVEN, fit
+from shortrun.fitting import GIVEN, fit, not_interrupted
 from shortrun.learners import Batch, Method, learner_class
 from shortrun.nets.build import ModelError
-from shortrun.processes import processes
+from shortrun.processes import is_first_process, processes
 from shortrun.training.config import Config
-from shortrun.training.loop import Loop, prepare_folder
+from shortrun.training.loop import Loop
 from shortrun.training.model_folder import RunError
 from shortrun.training.presets import Preset, preset
+from shortrun.training.run_folder import prepare_folder
 
 FLAT = tyro.conf.arg(name="")
 
@@ -52,7 +53,8 @@ class Train:
 
     def __call__(self) -> None:
         config = Config(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Config)})
-        prepare_folder(self.out, resume=False)
+        if is_first_process():  # the others may find what this one has begun
+            prepare_folder(self.out, resume=False)
         kind = getattr(config.network, "kind", "")
         model = own_model(config, kind if ":" in kind else None)
         if self.dry_run:
@@ -112,6 +114,7 @@ def train(config: Config, model: GaussianModel | None, folder: Path, resume: boo
         info = trained.info
         error = "" if info["mse"] is None else f", held-out MSE {info['mse']:.4f}"
         print(f"{info['iterations']} iterations in {info['seconds']:.0f} s{error}; run folder {folder}")
+    not_interrupted(trained)
 
 
 def dry_run(config: Config, model: GaussianModel | None) -> None:

@@ -26,6 +26,9 @@ It is exact, its memory does not grow with K, and no K-step graph is built. Thre
 So ``averaged <= conditional``, which is at most the true entropy where the map does not fold, and ``marginal`` is an
 approximation of the true one; :mod:`shortrun.core.free_energy` compares it with two upper bounds.
 
+With momentum beta a step is ``z_k + s R(z_k) + beta (z_k - z_{k-1}) + sqrt(2 (1 - beta) s) eps``. ``dF/dz_0`` is no
+product of symmetric matrices then, but a recursion over two steps: see :mod:`shortrun.core.estimators`.
+
 With one step size per layer, ``s`` is a vector, ``A_k = I + diag(s) H`` and ``2 s I`` is ``2 diag(s)``.
 """
 
@@ -61,7 +64,7 @@ class ChainRun(NamedTuple):
     z: Tensor
     """``z_K``, flat, shape ``(n, d)``."""
     centre: Tensor
-    """``z_{K-1} + s R(z_{K-1})``, shape ``(n, d)``: given the chain so far, ``z_K`` is N(centre, 2 s I).
+    """``z_K`` without its last noise, shape ``(n, d)``: given the chain so far, ``z_K`` is N(centre, 2 (1 - beta) s I).
     After a step without noise it is ``z_K`` itself."""
     log_joint: Tensor
     """``log p(x, z_K)``."""
@@ -70,7 +73,7 @@ class ChainRun(NamedTuple):
     probe_variance: Tensor
     """Squared error of ``log_volume`` due to the probes and their Krylov spaces; zero for the exact estimator."""
     stability: Tensor
-    """``s * lambda_max`` at ``z_K``: see :func:`stability`."""
+    """``s * lambda_max / (1 + momentum)`` at ``z_K``: see :func:`stability`."""
     divergent: Tensor
     """Whether the chain diverged (see :func:`shortrun.core.langevin.is_divergent`)."""
     start_log_prior: Tensor
@@ -87,6 +90,7 @@ def run_chains(
     estimator: Literal["exact", "lanczos", "endpoint"] = "exact",
     probes: int = 4,
     depth: int = 12,
+    momentum: float = 0.0,
 ) -> ChainRun:
     """Run the dynamics from ``target.start`` and account for volume.
 
@@ -98,6 +102,7 @@ def run_chains(
         marginal: follow the covariance instead of the determinant of the noise-given map.
         estimator: see :mod:`shortrun.core.estimators`.
         probes, depth: random vectors and the first number of Krylov steps of the matrix-free estimators.
+        momentum: of the dynamics.
     """
     sizes = flat_sizes(target, table)
     wants_gradient = sizes.requires_grad
@@ -108,12 +113,12 @@ def run_chains(
         start_log_joint = target.flat_log_joint(z)
     target.check_start(start_log_joint)
     covariance = _start_covariance(target, z) if marginal else None
-    walk = Walk(target, sizes, noisy, covariance, rng, probe_rng, probes, depth)
+    walk = Walk(target, sizes, noisy, covariance, rng, probe_rng, probes, depth, momentum)
     with torch.set_grad_enabled(wants_gradient):
         gain = _ESTIMATORS[estimator](walk)
         z = gain.z if wants_gradient else gain.z.detach()
         log_joint = target.flat_log_joint(z)
-        centre = z if walk.last_noise is None else z - (2 * sizes[-1]).sqrt() * walk.last_noise
+        centre = z if walk.last_noise is None else z - walk.variance(-1).sqrt() * walk.last_noise
     walk.follow(start_log_joint)
     walk.follow(log_joint)
     finite = z.isfinite().all(1) & gain.log_volume.isfinite()
@@ -121,7 +126,7 @@ def run_chains(
     probe = rademacher(tuple(z.shape), z, probe_rng)
     return ChainRun(
         z, centre, log_joint, gain.log_volume, gain.probe_variance,
-        stability(target, z.detach(), sizes.detach(), probe), divergent, start_log_prior,
+        stability(target, z.detach(), sizes.detach() / (1 + momentum), probe), divergent, start_log_prior,
     )  # fmt: skip
 
 

@@ -4,6 +4,13 @@ Each runs the same chain over flat latents, ``z_{k+1} = z_k + s R(z_k) + sqrt(2 
 ``A_k = I + s H(z_k)``, and estimates either ``sum_k log|det A_k|`` or ``1/2 (logdet C_K - logdet C_0)`` with
 ``C_{k+1} = A_k C_k A_k^T + 2 s I``, where the last term is for steps with noise alone. :mod:`shortrun.core.entropy`
 says what the two mean, and calls them with gradients enabled if the step sizes require one.
+
+With momentum beta, ``z_{k+1}`` depends on two points. With ``B_k = A_k + beta I``, ``J_k = dz_k/dz_0``, ``P_k`` the
+covariance of ``z_k``, and ``R_k`` that of ``z_k`` with ``z_{k-1}``, and the point before the start alike to it,
+
+    J_{k+1} = B_k J_k - beta J_{k-1}
+    P_{k+1} = B_k P_k B_k^T - beta (B_k R_k + R_k^T B_k^T) + beta^2 P_{k-1} + 2 (1 - beta) s I
+    R_{k+1} = B_k P_k - beta R_k^T .
 """
 
 from __future__ import annotations
@@ -14,9 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shortrun.core.chain import Point, chain
 from shortrun.core.derivatives import Recompute, differentiable_gradient, products, value_gradient_hessian
 from shortrun.core.krylov import log_trace
-from shortrun.core.langevin import Point, chain
 from shortrun.core.latents import Latents, Rng
 from shortrun.core.target import Target
 
@@ -53,6 +60,7 @@ class Walk:
         target: the log joint of the chains.
         sizes: step sizes, shape ``(K, d)``; if they require a gradient, results can be differentiated.
         noisy: which of the K steps take noise.
+        momentum: of the dynamics.
         covariance: where the covariance of the dynamics starts; None to follow the determinant of the noise-given map.
         rng: of the noise.
         probe_rng: of the probes, a generator of their own: all estimators then see the same chains.
@@ -69,8 +77,10 @@ class Walk:
         probe_rng: torch.Generator,
         probes: int,
         depth: int,
+        momentum: float = 0.0,
     ) -> None:
         self.target, self.sizes, self.noisy, self.covariance = target, sizes, noisy, covariance
+        self.momentum = momentum
         self.rng, self.probe_rng, self.probes, self.depth = rng, probe_rng, probes, depth
         self.start = target.flatten(target.start)
         self.wants_gradient = sizes.requires_grad
@@ -96,9 +106,15 @@ class Walk:
             return self.last_noise
 
         z, drift, rows = self.start, torch.zeros_like(self.start), [(s,) for s in self.sizes]
-        for _, (z,), point in chain((self.start,), rows, visit_flat, noise, evaluate_end):  # noqa: B007
+        for _, (z,), point in chain(  # noqa: B007
+            (self.start,), rows, visit_flat, noise, evaluate_end, self.momentum
+        ):
             drift = drift if point is None else point.drift[0]
         return z, drift
+
+    def variance(self, k: int) -> Tensor:
+        """Of the noise of step k, in each coordinate."""
+        return 2 * (1 - self.momentum) * self.sizes[k]
 
     def random_signs(self, count: int) -> Tensor:
         """Rademacher vectors, shape ``(count, n, d)``."""
@@ -118,37 +134,51 @@ def exact(walk: Walk) -> Gain:
     """Builds ``A_k`` at each step. To differentiate it, each Hessian is built again in the backward pass."""
     target, covariance, sizes = walk.target, walk.covariance, walk.sizes
     n, d = walk.start.shape
-    eye = torch.eye(d, dtype=torch.float64, device=walk.start.device)
+    eye, beta = torch.eye(d, dtype=torch.float64, device=walk.start.device), walk.momentum
     if covariance is None:
         state = torch.zeros(n, dtype=torch.float64, device=walk.start.device)  # sum of log|det A_k|
+        if beta:
+            state = eye.expand(2, n, d, d)  # J_k, J_{k-1}
     else:
         state = eye.expand(n, d, d) if covariance.matrix is None else covariance.matrix  # C_k
+        if beta:
+            state = state.expand(3, n, d, d)  # P_k, R_k, P_{k-1}
 
-    def look(z: Tensor, state: Tensor, s: Tensor, noisy: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def look(z: Tensor, state: Tensor, s: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Log joint and drift at ``z_k``, and the state after the step from there."""
         log_joint, drift, hessian = value_gradient_hessian(target.flat_log_joint, z)
         a = eye + s.double()[:, None] * hessian.double()
-        if covariance is None:
+        added = torch.diag(2 * (1 - beta) * s.double()) if walk.noisy[k] else torch.zeros_like(eye)
+        if covariance is None and not beta:
             state = state + torch.linalg.slogdet(a)[1]
+        elif covariance is None:
+            state = torch.stack([(a + beta * eye) @ state[0] - beta * state[1], state[0]])
+        elif not beta:
+            state = a @ state @ a.mT + added
         else:
-            state = a @ state @ a.mT
-            if noisy:
-                state = state + torch.diag(2 * s.double())
+            (p, r, before), b = state, a + beta * eye
+            mixed = b @ r
+            state = torch.stack([b @ p @ b.mT - beta * (mixed + mixed.mT) + beta**2 * before + added,
+                                 b @ p - beta * r.mT, p])  # fmt: skip
         return log_joint, drift, state
 
     def visit(k: int, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         nonlocal state
 
         def step(z: Tensor, state: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            return look(z, state, s, walk.noisy[k])
+            return look(z, state, s, k)
 
         arguments = (z, state, sizes[k])
         log_joint, drift, state = Recompute.apply(step, *arguments) if walk.wants_gradient else step(*arguments)
         return z, log_joint, drift
 
     z, _ = walk.run(visit)
+    if beta:
+        state = state[0]
     if covariance is not None:
         state = 0.5 * (torch.linalg.slogdet(state)[1] - covariance.logdet)
+    elif beta:
+        state = torch.linalg.slogdet(state)[1]
     return Gain(z, state.to(z), torch.zeros_like(z[:, 0]).detach())
 
 
@@ -183,14 +213,14 @@ def lanczos(walk: Walk) -> Gain:
         nonlocal total, variance, bias
         z, log_joint, drift = differentiable_gradient(target.flat_log_joint, z)
         path.append(z)
-        if walk.covariance is None:
+        if walk.covariance is None and not walk.momentum:
             step, step_variance, step_bias = _step_log_volume(walk, z, drift, sizes[k])
             total, variance, bias = total + step, variance + step_variance, bias + step_bias
         return z, log_joint, drift
 
     z, _ = walk.run(visit)
-    if walk.covariance is not None:
-        total, variance = _covariance_logdet(walk, walk.covariance, path)
+    if walk.covariance is not None or walk.momentum:
+        total, variance = _covariance_logdet(walk, path)
         total, variance = 0.5 * total, 0.25 * variance
     return Gain(z, total.to(z), (variance + bias.square()).to(z))
 
@@ -213,21 +243,29 @@ def _step_log_volume(walk: Walk, z: Tensor, drift: Tensor, s: Tensor) -> tuple[T
     return value, found.variance, found.bias
 
 
-def _covariance_logdet(walk: Walk, covariance: StartCovariance, path: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _covariance_logdet(walk: Walk, path: list[Tensor]) -> tuple[Tensor, Tensor]:
     """``logdet C_K - logdet C_0`` and the variance of its estimate.
 
     ``C_K v`` takes a pass down the chain, ``w_k = A_k^T w_{k+1}``, and one up,
-    ``u_{k+1} = A_k u_k + 2 s w_{k+1}``: 2 K products, no matrix.
+    ``u_{k+1} = A_k u_k + 2 s w_{k+1}``: 2 K products, no matrix. With momentum both passes carry a second vector, for
+    the point before, which starts where the first one does. Without the noise it is the determinant of the noise-given
+    map: ``C_K = J_K J_K^T``.
     """
-    sizes, log_joint = walk.sizes, walk.target.flat_log_joint
+    covariance = StartCovariance(None, 0.0) if walk.covariance is None else walk.covariance
+    counted = [walk.covariance is not None and noisy for noisy in walk.noisy]
+    sizes, log_joint, beta = walk.sizes, walk.target.flat_log_joint, walk.momentum
     probes = walk.random_signs(walk.probes + 1)
 
     def downwards(v: Tensor, create_graph: bool) -> list[Tensor]:
-        ways = [v]
+        ways, before = [v], torch.zeros_like(v)
         for z, s in zip(reversed(path), reversed(sizes), strict=True):
             z, _, drift = differentiable_gradient(log_joint, z)
-            v = v + products(drift, z, s * v, create_graph)
+            turned = v + products(drift, z, s * v, create_graph)
+            if beta:
+                turned, before = turned + beta * v + before, -beta * v
+            v = turned
             ways.append(v)
+        ways[-1] = v + before  # z_{-1} is z_0
         return ways[::-1]
 
     def start_product(v: Tensor) -> Tensor:
@@ -237,12 +275,15 @@ def _covariance_logdet(walk: Walk, covariance: StartCovariance, path: list[Tenso
 
     def matvec(v: Tensor) -> Tensor:
         ways = downwards(v, False)
-        u = start_product(ways[0])
-        for z, s, way, noisy in zip(path, sizes, ways[1:], walk.noisy, strict=True):
+        u = before = start_product(ways[0])
+        for k, (z, s, way) in enumerate(zip(path, sizes, ways[1:], strict=True)):
             z, _, drift = differentiable_gradient(log_joint, z)
-            u = u + s * products(drift, z, u)
-            if noisy:
-                u = u + 2 * s * way
+            turned = u + s * products(drift, z, u)
+            if beta:
+                turned, before = turned + beta * (u - before), u
+            u = turned
+            if counted[k]:
+                u = u + walk.variance(k) * way
         return u
 
     with torch.no_grad():
@@ -252,9 +293,9 @@ def _covariance_logdet(walk: Walk, covariance: StartCovariance, path: list[Tenso
         both = downwards(torch.cat([found.right, found.left(_inverse)]), True)
         right, left = zip(*(way.chunk(2) for way in both), strict=True)
         form = (left[0] * start_product(right[0])).sum((0, 2))
-        for s, a, b, noisy in zip(sizes, left[1:], right[1:], walk.noisy, strict=True):
-            if noisy:
-                form = form + (2 * s * a * b).sum((0, 2))
+        for k, (a, b) in enumerate(zip(left[1:], right[1:], strict=True)):
+            if counted[k]:
+                form = form + (walk.variance(k) * a * b).sum((0, 2))
         value = _with_gradient(value, form)
     return value - covariance.logdet, found.variance + found.bias.square()
 
@@ -266,8 +307,9 @@ def endpoint(walk: Walk) -> Gain:
     """The cheapest estimate: the curvature met at ``z_K`` stands for that of the whole chain.
 
     With one Hessian all matrices commute and the recursion is one of eigenvalues,
-    ``c' = (1 + s h)^2 c + 2 s``, so ``logdet C_K = tr log c_K(H)`` takes a single trace instead of one per step.
-    Exact for a linear-Gaussian model; a good guide else, because a chain forgets where it came from.
+    ``c' = (1 + s h)^2 c + 2 s`` (with momentum, one of three numbers), so ``logdet C_K = tr log c_K(H)`` takes a single
+    trace instead of one per step. Exact for a linear-Gaussian model; a good guide else, because a chain forgets where
+    it came from.
     """
     target, sizes, covariance = walk.target, walk.sizes, walk.covariance
     if (sizes != sizes[:, :1]).any():
@@ -280,7 +322,7 @@ def endpoint(walk: Walk) -> Gain:
 
     z, drift = walk.run(visit, evaluate_end=True)
     v = walk.random_signs(walk.probes + 1)
-    steps = sizes[:, 0].double()
+    steps, beta = sizes[:, 0].double(), walk.momentum
     longest = steps.detach().max() if len(steps) else torch.ones((), dtype=torch.float64, device=z.device)
 
     def steepness(v: Tensor) -> Tensor:
@@ -289,11 +331,19 @@ def endpoint(walk: Walk) -> Gain:
     def log_factor(t: Tensor) -> Tensor:
         """Log of the factor by which a direction of steepness ``t = -longest * h`` has become wider."""
         curvature = -t / longest
-        if covariance is None:
+        if covariance is None and not beta:
             return sum((_log_abs(1 + s * curvature) for s in steps), torch.zeros_like(curvature))
-        width = torch.ones_like(curvature)
+        if covariance is None:
+            slope = slope_before = torch.ones_like(curvature)
+            for s in steps:
+                slope, slope_before = (1 + beta + s * curvature) * slope - beta * slope_before, slope
+            return _log_abs(slope)
+        width = mixed = before = torch.ones_like(curvature)
         for s, noisy in zip(steps, walk.noisy, strict=True):
-            width = (1 + s * curvature).square() * width + (2 * s if noisy else 0.0)
+            b = 1 + beta + s * curvature
+            wider = b.square() * width - 2 * beta * b * mixed + beta**2 * before
+            mixed, before = b * width - beta * mixed, width
+            width = wider + (2 * (1 - beta) * s if noisy else 0.0)
         return 0.5 * width.log()
 
     def slope(t: Tensor) -> Tensor:

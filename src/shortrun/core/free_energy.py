@@ -157,6 +157,7 @@ def free_energy_details(
             estimator=how.estimator_for(model, target.dimension, bool((sizes == sizes[:, :1]).all())),
             probes=how.probes,
             depth=how.depth,
+            momentum=dynamics.momentum,
         )
         shape = (len(x), target.chains)
         if has_normal_prior(model):
@@ -178,7 +179,7 @@ def free_energy_details(
         if how.entropy == "marginal":
             cap, cap_error = gaussian_cap(run.z.view(*shape, -1))
             if noisy and noisy[-1]:
-                variances = 2 * flat_sizes(target, sizes)[-1]
+                variances = 2 * (1 - dynamics.momentum) * flat_sizes(target, sizes)[-1]
                 mixture = mixture_entropy(run.z.view(*shape, -1), run.centre.view(*shape, -1), variances)
         # Three standard errors on top, so that the cap does not bite where the estimate is right.
         value = energy.mean(1) - _bounded(estimate, cap + 3 * cap_error, mixture)
@@ -231,8 +232,9 @@ def gaussian_cap(z: Tensor) -> tuple[Tensor, float]:
 def mixture_entropy(z: Tensor, centres: Tensor, variances: Tensor) -> MixtureEntropy:
     r"""The entropy of ``z_K`` from its last step alone.
 
-    Given ``z_{K-1}`` the law of ``z_K`` is exactly ``N(centre, 2 s I)``, so q is the mean of these Gaussians over all
-    chains, and their mean over the *other* chains ``c'`` of the same example is a density of its own:
+    Given the chain so far the law of ``z_K`` is exactly ``N(centre, 2 s I)`` (``2 (1 - beta) s I`` with momentum), so q
+    is the mean of these Gaussians over all chains, and their mean over the *other* chains ``c'`` of the same example is
+    a density of its own:
 
     .. math:: H(q) \le E\Bigl[-\log \frac1{n-1} \sum_{c' \ne c} N(z_c; \mathrm{centre}_{c'}, 2 s I)\Bigr] ,
 
@@ -243,7 +245,7 @@ def mixture_entropy(z: Tensor, centres: Tensor, variances: Tensor) -> MixtureEnt
 
     Args:
         z, centres: shape ``(batch, chains, d)``.
-        variances: ``2 s`` of the last step, shape ``(d,)``.
+        variances: of the noise of the last step, shape ``(d,)``.
     """
     count, dimension = z.shape[1:]
     if count < 4:

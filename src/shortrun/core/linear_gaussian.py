@@ -122,9 +122,10 @@ class LinearGaussian:
         mean = torch.zeros(len(x), self.weight.shape[1], dtype=self.weight.dtype)
         covariance = torch.eye(self.weight.shape[1], dtype=self.weight.dtype)
         pull = self._pull(x)
-        matrices = self._step_matrices(dynamics)
         logdet = torch.zeros((), dtype=self.weight.dtype)
-        for k, (a, s) in enumerate(matrices):
+        if dynamics.momentum:
+            return self._with_momentum(pull, dynamics)
+        for k, (a, s) in enumerate(self._step_matrices(dynamics)):
             mean = mean @ a.T + pull * s
             covariance = a @ covariance @ a.T
             if dynamics.is_noisy(k):
@@ -134,11 +135,42 @@ class LinearGaussian:
                 logdet = logdet + 2 * torch.linalg.slogdet(a)[1]
         return Gaussian(mean, covariance, logdet)
 
+    def _step_matrices_of_pairs(self, dynamics: Langevin) -> list[tuple[Tensor, Tensor]]:
+        """What moves ``(z_k, z_{k-1})`` with momentum, ``[[A_k + beta I, -beta I], [I, 0]]``, and ``s_k``."""
+        eye = torch.eye(self.weight.shape[1], dtype=self.weight.dtype)
+        beta, lower = dynamics.momentum, torch.cat([eye, 0 * eye], 1)
+        return [
+            (torch.cat([torch.cat([a + beta * eye, -beta * eye], 1), lower]), s)
+            for a, s in self._step_matrices(dynamics)
+        ]
+
+    def _with_momentum(self, pull: Tensor, dynamics: Langevin) -> Gaussian:
+        """As :meth:`short_run`, by the law of ``(z_k, z_{k-1})``."""
+        d, beta = self.weight.shape[1], dynamics.momentum
+        eye = torch.eye(d, dtype=self.weight.dtype)
+        mean = torch.zeros(len(pull), 2 * d, dtype=self.weight.dtype)
+        covariance = eye.repeat(2, 2)  # z_{-1} is z_0
+        for k, (both, s) in enumerate(self._step_matrices_of_pairs(dynamics)):
+            mean = mean @ both.T + torch.cat([pull * s, torch.zeros_like(pull)], 1)
+            covariance = both @ covariance @ both.T
+            if dynamics.is_noisy(k):
+                covariance[:d, :d] += 2 * (1 - beta) * torch.diag(s)
+        covariance = covariance[:d, :d]
+        return Gaussian(mean[:, :d], covariance, torch.linalg.slogdet(covariance)[1])
+
     def conditional_entropy(self, dynamics: Langevin) -> Tensor:
-        """``H(z_K | eps) = H(z_0) + sum_k log|det A_k|``: what the paper's estimator converges to."""
+        """``H(z_K | eps) = H(z_0) + log|det dz_K/dz_0|``, which without momentum is a sum of ``log|det A_k|``.
+
+        It is what the paper's estimator converges to.
+        """
         d = self.weight.shape[1]
-        logdets = [torch.linalg.slogdet(a)[1] for a, _ in self._step_matrices(dynamics)]
         prior = 0.5 * d * math.log(2 * math.pi * math.e)
+        if dynamics.momentum:
+            both = torch.eye(d, dtype=self.weight.dtype).repeat(2, 1)  # z_{-1} is z_0
+            for matrix, _ in self._step_matrices_of_pairs(dynamics):
+                both = matrix @ both
+            return prior + torch.linalg.slogdet(both[:d])[1]
+        logdets = [torch.linalg.slogdet(a)[1] for a, _ in self._step_matrices(dynamics)]
         return prior + sum(logdets, torch.zeros((), dtype=self.weight.dtype))
 
     def kl(self, x: Tensor, dynamics: Langevin) -> Tensor:

@@ -227,7 +227,8 @@ class GaussianModel(DecoderModel):
         if not (math.isfinite(sigma) and sigma > 0):
             raise ValueError(f"sigma is {sigma!r}; expected a positive number")
         like = self.reference
-        self.register_buffer("sigma", torch.tensor(float(sigma), dtype=like.dtype, device=like.device))
+        device = "cpu" if like.is_meta else like.device  # a model without numbers still knows its noise
+        self.register_buffer("sigma", torch.tensor(float(sigma), dtype=like.dtype, device=device))
 
     def prepare(self, x: Tensor) -> Tensor:
         """8-bit images become floats in [-1, 1]; floats stay as they are."""

@@ -22,7 +22,7 @@ from shortrun.core.latents import Latents
 from shortrun.learners.base import Batch, State
 from shortrun.learners.chain_settings import ShortRunSettings
 from shortrun.learners.short_run import ShortRun
-from shortrun.settings import Count, CountOrZero, Positive
+from shortrun.settings import BelowOne, Count, CountOrZero, Positive
 
 TEST_VISITS = 5
 
@@ -35,6 +35,7 @@ class ABPSettings(ShortRunSettings):
     step_size: Positive = 0.045
     cool_down: CountOrZero | None = 0
     speed_up: CountOrZero | None = 0
+    momentum: BelowOne = 0.0
     tune: Literal["grid", "gradient", "off"] = "off"
     learn_last: Count | None = 1
 
@@ -64,4 +65,5 @@ class ABP(ShortRun):
 
 def visits(dynamics: Langevin) -> Langevin:
     """The dynamics of one visit, for new images: ``TEST_VISITS`` times as long."""
-    return Langevin(TEST_VISITS * dynamics.steps, dynamics.step_size, noise=dynamics.noise)
+    longer = TEST_VISITS * dynamics.steps
+    return Langevin(longer, dynamics.step_size, noise=dynamics.noise, momentum=dynamics.momentum)

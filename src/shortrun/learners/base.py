@@ -108,7 +108,8 @@ class State:
                 "dynamics": {"steps": steps, "step_size": size}, "iteration": values.get("iterations", 0),
                 "control": {k: values[k] for k in ("caution",) if k in values},
             }  # fmt: skip
-        control = {key: value for key, value in values["control"].items() if key in Control._fields}
+        known = values["control"].items()
+        control = {key: float(value) for key, value in known if key in Control._fields and value is not None}
         return replace(
             self, dynamics=Langevin.from_dict(values["dynamics"]), iteration=values["iteration"],
             control=Control(**control), moments=moments, memory=memory,

@@ -7,7 +7,7 @@ from typing import Literal
 
 from shortrun.core.free_energy import Entropy, Estimator
 from shortrun.core.langevin import Langevin, cool_down
-from shortrun.settings import Count, CountOrZero, Positive, check
+from shortrun.settings import BelowOne, Count, CountOrZero, Positive, check
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class ShortRunSettings:
     """Number of first steps that become longer, evenly from zero: from the prior, far away, a full step overshoots by
     as much as it has to go, into regions that nothing was learned about. By default an eighth of the steps, rounded
     down: 3 of 25."""
+    momentum: BelowOne = 0.7
+    """Share of the last step that the next one goes on with, so that short chains arrive; 0 is the paper's dynamics."""
     tune: Literal["grid", "gradient", "off"] = "grid"
     """How the free energy is minimised over the step size; off keeps the step fixed."""
     tune_every: Count = 100
@@ -79,7 +81,8 @@ class ShortRunSettings:
     def dynamics(self) -> Langevin:
         """The dynamics at the start."""
         first = self.steps // 8 if self.speed_up is None else self.speed_up
-        return Langevin(self.steps, self.step_size, cool_down(self.steps, self.shorter_steps, first))
+        profile = cool_down(self.steps, self.shorter_steps, first)
+        return Langevin(self.steps, self.step_size, profile, momentum=self.momentum)
 
     def updates_along(self, iteration: int, warm_up: int) -> int:
         """Updates of the generator along the chains of an iteration; the first one is 0."""

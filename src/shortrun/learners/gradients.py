@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from shortrun.core.langevin import Point, gradient
+from shortrun.core.chain import Point, gradient
 from shortrun.core.latents import Latents, freeze_if_it_pays
 
 Autocast = Callable[[], AbstractContextManager[Any]]

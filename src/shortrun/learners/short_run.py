@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shortrun.core.chain import Point, chain
 from shortrun.core.free_energy import Estimation
-from shortrun.core.langevin import DivergenceError, Langevin, Point, chain, is_divergent
+from shortrun.core.langevin import DivergenceError, Langevin, is_divergent
 from shortrun.core.latents import Latents, dimensions, flatten, has_normal_prior, seeded
 from shortrun.core.tune import Guard, StepSizeError, TuneResult, tune_by_gradient, tune_by_grid
 from shortrun.learners.adapt import (
@@ -174,7 +175,8 @@ class ShortRun(Learner):
 
         loss, finite, z = math.nan, True, start
         drift, curvatures = start, x.new_zeros(0)
-        for k, z, point in chain(start, state.dynamics.table(len(start)).tolist(), visit, noise):
+        sizes = state.dynamics.table(len(start)).tolist()
+        for k, z, point in chain(start, sizes, visit, noise, momentum=state.dynamics.momentum):
             assert point is not None
             if k >= moves:
                 unused = diverged if bounded else torch.zeros_like(diverged)

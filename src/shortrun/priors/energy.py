@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shortrun.core.langevin import Point, chain, gradient
+from shortrun.core.chain import Point, chain, gradient
 from shortrun.core.latents import Latents, Rng, standard_normal
 from shortrun.metrics.likelihood import annealed_importance
 from shortrun.priors.base import Prior, Report, standard_log_density

@@ -19,7 +19,7 @@ import torch
 from shortrun import metrics
 from shortrun.core.model import NotPossibleError
 from shortrun.files import write_atomically, write_json
-from shortrun.fitting import fit
+from shortrun.fitting import fit, not_interrupted
 from shortrun.learners import Method
 from shortrun.masks import make_mask
 from shortrun.metrics.errors import hidden_errors, mean_image_error, mse_per_image
@@ -136,8 +136,7 @@ class Measuring:
             None, self.ground.seen, validation=self.ground.unseen, config=self.terms.config(self.method), folder=run,
             resume=(run / "config.yaml").is_file(),
         )  # fmt: skip
-        if trained.info["stopped"]:
-            raise KeyboardInterrupt  # half-trained methods are not measured
+        not_interrupted(trained)  # half-trained methods are not measured
         return {"parameters": trained.parameter_count, **training_of(trained.info), "machine": machine()}
 
     @functools.cached_property

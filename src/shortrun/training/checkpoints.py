@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,10 +12,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from shortrun.files import write_atomically
-from shortrun.training.model_folder import RunError
+from shortrun.files import to_json, write_atomically
+from shortrun.training.model_folder import RunError, check_finite
 
 KEEP_CHECKPOINTS = 2
+
+
+class OtherRunError(RunError):
+    """The settings are not those that a checkpoint was made with."""
 
 
 class Checkpoint(NamedTuple):
@@ -55,11 +60,12 @@ def put_back(
     try:
         model.load_state_dict(parts["model"])
     except RuntimeError as error:
-        raise RunError(f"the checkpoint is of another network than the one given: {error}") from None
+        raise RunError(f"it is of another network than the one given: {error}") from None
     slots: dict[int, dict[str, Tensor]] = {}
     for key, value in parts["optimiser"].items():
         index, _, slot = key.partition(".")
         slots.setdefault(int(index), {})[slot] = value.clone()
+    _check_slots(optimiser, slots)
     optimiser.load_state_dict({"state": slots, "param_groups": optimiser.state_dict()["param_groups"]})
     for parameter, values in optimiser.state.items():  # fused optimisers need them to lie as their parameters do
         for name, value in values.items():
@@ -70,6 +76,18 @@ def put_back(
     return {key: value.clone() for key, value in parts["extra"].items()}
 
 
+def _check_slots(optimiser: torch.optim.Optimizer, slots: dict[int, dict[str, Tensor]]) -> None:
+    """Each parameter has what Adam keeps of it, or, before the first update and for SGD, none has anything."""
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    if not slots:
+        return
+    for index, parameter in enumerate(parameters):
+        found = slots.get(index, {})
+        shapes = {name: tuple(value.shape) for name, value in found.items()}
+        if shapes != {"step": (), "exp_avg": tuple(parameter.shape), "exp_avg_sq": tuple(parameter.shape)}:
+            raise RunError(f"the state of the optimiser is incomplete: of parameter {index} it has {shapes}")
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("checkpoint-*.safetensors"))
 
@@ -77,19 +95,39 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def write(folder: Path, checkpoint: Checkpoint) -> Path:
     """One file; older ones beyond the last two are removed afterwards."""
     path = folder / f"checkpoint-{checkpoint.state['iteration']:08d}.safetensors"
-    write_atomically(path, save(checkpoint.tensors, {"state": json.dumps(checkpoint.state)}))
+    write_atomically(path, save(checkpoint.tensors, {"state": to_json(checkpoint.state)}))
     for old in list_checkpoints(folder)[:-KEEP_CHECKPOINTS]:
         old.unlink()
     return path
 
 
-def read(folder: Path) -> Checkpoint:
-    """The last checkpoint that can be read."""
+def read(path: Path) -> Checkpoint:
+    """A checkpoint, whose numbers must be finite."""
+    with safe_open(path, "pt") as file:
+        state: dict[str, Any] = json.loads(file.metadata()["state"])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    if state["iteration"] < 0 or state["seconds"] < 0:
+        raise RunError(f"it is of iteration {state['iteration']}, after {state['seconds']} s")
+    check_finite(tensors, str(path))
+    return Checkpoint(state, tensors)
+
+
+def restore(folder: Path, use: Callable[[Checkpoint], None], log: Callable[[str], None]) -> None:
+    """Give ``use`` the last checkpoint that it can take: if one cannot be used, the one before it is tried.
+
+    Raises :class:`OtherRunError` at once: an older checkpoint of another run would be no better.
+    """
+    reasons = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            with safe_open(path, "pt") as file:
-                state: dict[str, Any] = json.loads(file.metadata()["state"])
-                return Checkpoint(state, {key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
-        except (SafetensorError, OSError, KeyError, TypeError):
+            use(read(path))
+        except OtherRunError:
+            raise
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            lacking = "it lacks " if isinstance(error, KeyError) else ""
+            reasons.append(f"{path.name} cannot be used: {lacking}{str(error).splitlines()[0]}")
             continue
-    raise RunError(f"{folder} has no readable checkpoint to resume from")
+        for reason in reasons:
+            log(f"{reason}; going on from {path.name}")
+        return
+    raise RunError(f"{folder} has no checkpoint to resume from" + "".join(f"; {reason}" for reason in reasons))

@@ -6,7 +6,7 @@ import difflib
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import yaml
 
@@ -18,9 +18,8 @@ from shortrun.learners.glo import GLOSettings
 from shortrun.learners.vae import VAESettings
 from shortrun.priors import PriorKind
 from shortrun.processes import MixedPrecision
-from shortrun.settings import Count, CountOrZero, Positive, Range, Share, check
+from shortrun.settings import BelowOne, Count, CountOrZero, Positive, Share, check
 
-BelowOne = Annotated[float, Range(0, below=1)]
 COMPILE_FROM_MINUTES, COMPILE_FROM_UPDATES = 10.0, 20_000
 # What a network of version 0.1 was whose file does not say, because the setting did not exist.
 BEFORE: dict[str, Any] = {"published_glow": False, "batch_norm": False, "gate": "affine"}
@@ -162,6 +161,7 @@ class Config:
         network = values.pop("model", {})
         if not values.pop("fit_spread", True):  # what version 0.1 called it
             values.setdefault("prior", "normal")
+        values.setdefault("momentum", 0.0)  # which there was not at first
         for name, former in FORMER.items():
             values[name] = former.get(values.get(name), values.get(name))
         learner = learner_class(method)

@@ -19,7 +19,7 @@ from shortrun.core.langevin import DivergenceWarning
 from shortrun.core.latents import seeded
 from shortrun.core.model import NotPossibleError, sample_from
 from shortrun.data import Examples, Stream
-from shortrun.files import read_lines
+from shortrun.files import append_line, read_lines, to_json, write_lines
 from shortrun.learners import Batch, Info, learner_class
 from shortrun.learners.short_run import ShortRun
 from shortrun.masks import make_mask
@@ -28,19 +28,11 @@ from shortrun.processes import Processes
 from shortrun.training import checkpoints, schedules
 from shortrun.training.config import Config
 from shortrun.training.model_folder import Description, RunError, read_prior, write_model
+from shortrun.training.run_folder import METRICS
 
 TOO_CAREFUL = 1 / 64  # of the learning rate: then undoing single iterations does not help
 OFFERED_IMAGES = 16  # training images that a method gets before evaluations; it may use fewer
 MAX_RECOVERIES = 5
-
-
-def prepare_folder(folder: Path, resume: bool) -> None:
-    """Refuse to start into a folder that holds a run, or to resume where there is none."""
-    if resume:
-        if not (folder / "config.yaml").is_file():
-            raise RunError(f"{folder} is not a run folder: it has no config.yaml")
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(f"{folder} is not empty. Continue it with `shortrun resume {folder}`, or name another folder")
 
 
 class Loop:
@@ -95,13 +87,21 @@ class Loop:
         self.history: list[dict[str, Any]] = []
         """The lines of metrics.jsonl: evaluations, and events such as tunings."""
         self._checkpoint: checkpoints.Checkpoint | None = None
+        if self.run.mask is not None:  # one that does not fit is noticed before work starts
+            make_mask(self.run.mask, torch.zeros(1, *examples.shape))
         if resume:
             assert folder is not None
-            self.history = read_lines(folder / "metrics.jsonl")
-            self._restore()
-            saved = read_prior(folder / "model")
-            if saved is not None and (saved.kind, saved.info.get("iterations")) == (self.run.prior, self.iteration):
-                self.fitted_prior = saved.to(self.processes.device)
+            self._resume(folder)
+
+    def _resume(self, folder: Path) -> None:
+        """Go on from the last checkpoint that can be used; what was noted after it did not happen."""
+        self._restore()
+        self.history = [line for line in read_lines(folder / METRICS) if line["iteration"] <= self.iteration]
+        if self.processes.is_main_process:
+            write_lines(folder / METRICS, self.history)
+        saved = read_prior(folder / "model")
+        if saved is not None and (saved.kind, saved.info.get("iterations")) == (self.run.prior, self.iteration):
+            self.fitted_prior = saved.to(self.processes.device)
 
     def _check_model(self) -> None:
         if not hasattr(self.model, "sample") and not hasattr(self.model, "decode"):
@@ -122,10 +122,11 @@ class Loop:
         state = {
             "learner": self.state.as_dict(),
             "seconds": self.seconds,
-            "mse": self.mse,
+            "mse": None if math.isnan(self.mse) else self.mse,
             "recoveries": self.recoveries,
             "tuning_seconds": self.tuning_seconds,
             "iteration": self.iteration,
+            "identity": self._identity(),
         }
         taken = checkpoints.take(self.model, self.state.optimiser, self.sources, self.state.tensors(), state)
         if self.folder is None:
@@ -168,14 +169,37 @@ class Loop:
         }
 
     def _restore(self) -> None:
-        taken = self._checkpoint if self.folder is None else checkpoints.read(self.folder / "checkpoints")
-        assert taken is not None
-        tensors = checkpoints.put_back(taken, self.model, self.state.optimiser, self.sources)
+        """Everything as it was at the last checkpoint that can be used."""
+        if self.folder is not None:
+            checkpoints.restore(self.folder / "checkpoints", self._put_back, self.log)
+        else:
+            assert self._checkpoint is not None
+            self._put_back(self._checkpoint)
+
+    def _put_back(self, taken: checkpoints.Checkpoint) -> None:
         state = taken.state
+        self._check_identity(state.get("identity", {}))
+        tensors = checkpoints.put_back(taken, self.model, self.state.optimiser, self.sources)
         self.state = self.state.restored(state["learner"] | {"iterations": state["iteration"]}, tensors)
-        self.seconds = state["seconds"]
-        self.mse, self.recoveries = state["mse"], max(self.recoveries, state["recoveries"])
-        self.tuning_seconds = state["tuning_seconds"]
+        self.seconds = float(state["seconds"])
+        self.mse = math.nan if state["mse"] is None else float(state["mse"])
+        self.recoveries = max(self.recoveries, int(state["recoveries"]))
+        self.tuning_seconds = float(state["tuning_seconds"])
+
+    def _identity(self) -> dict[str, Any]:
+        """What makes a run this run; budget, evaluations and the like may be changed when it is resumed."""
+        data, network = asdict(self.config.data), asdict(self.config.network)
+        own = {name: data[name] for name in ("data", "size", "crop", "train_images")}
+        return _as_in_json({**own, "method": self.config.method, "seed": self.run.seed, "model": network})
+
+    def _check_identity(self, before: dict[str, Any]) -> None:
+        """Refuse to go on as another run; checkpoints of former versions do not say what they are of."""
+        now = self._identity()
+        for name, value in before.items():
+            if name in now and now[name] != value:
+                raise checkpoints.OtherRunError(
+                    f"{name} is {now[name]!r}, but this run was started with {value!r}. Put it back, or start a new run"
+                )
 
     def recover(self, reason: str) -> None:
         """Back to the last good checkpoint, with half the learning rate for a while; less each time."""
@@ -196,8 +220,7 @@ class Loop:
         line = {"iteration": self.iteration, "seconds": round(self.seconds, 3), **values}
         self.history.append(line)
         if self.folder is not None and self.processes.is_main_process:
-            with (self.folder / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            append_line(self.folder / METRICS, line)
 
     def agree(self, interrupted: list[str]) -> None:
         """All processes follow the clock of the first one, and stop together."""
@@ -247,8 +270,8 @@ class Loop:
         """Random training examples; a DataLoader gives its next batch when learning asks, and what it likes else."""
         if isinstance(self.examples, Stream):
             x = self.examples.next_batch()
-            return self.masked(x if source == "order" else x[:count], None)
-        return self.at(torch.randint(len(self.examples), (count,), generator=self.sources[source]))
+            return self.masked(x if source == "order" else x[:count], None, source)
+        return self.at(torch.randint(len(self.examples), (count,), generator=self.sources[source]), source)
 
     def some(self, count: int) -> Batch:
         """Up to ``count`` training examples, always the same ones; of a DataLoader those that come next."""
@@ -259,12 +282,15 @@ class Loop:
             parts.append(self.examples.next_batch())
         return self.masked(torch.cat(parts)[:count], None)
 
-    def at(self, indices: Tensor) -> Batch:
-        return self.masked(self.examples.batch(indices), indices)
+    def at(self, indices: Tensor, source: str = "order") -> Batch:
+        return self.masked(self.examples.batch(indices), indices, source)
 
-    def masked(self, x: Tensor, indices: Tensor | None) -> Batch:
-        mask = None if self.run.mask is None else make_mask(self.run.mask, x, self.sources["masks"])
-        return Batch(x, mask, indices)
+    def masked(self, x: Tensor, indices: Tensor | None, source: str = "order") -> Batch:
+        """Masks of what is learned from have a source of their own; others must not draw from it."""
+        if self.run.mask is None:
+            return Batch(x, None, indices)
+        rng = self.sources["masks" if source == "order" else source]
+        return Batch(x, make_mask(self.run.mask, x, rng), indices)
 
     def advance(self) -> Info:
         """One iteration: tune if it is time, then learn from the next batch."""
@@ -356,6 +382,12 @@ class Loop:
         rows += [("sample" if i == 0 else "", samples[10 * i : 10 * i + 10]) for i in range(3)]
         title = f"iteration {self.iteration}" + ("" if images is None else f", {self.kind} MSE {self.mse:.4f}")
         save_grid(folder / f"{self.iteration:08d}.png", rows, title)
+
+
+def _as_in_json(values: dict[str, Any]) -> dict[str, Any]:
+    """Plain values, as they are when read again: lists instead of tuples."""
+    found: dict[str, Any] = json.loads(to_json(values))
+    return found
 
 
 def _placed(model: Any, device: torch.device) -> Any:

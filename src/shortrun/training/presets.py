@@ -25,8 +25,8 @@ _PAPER: Values = {
     "warm_up": 0, "start_at_mean": False, "betas": (0.9, 0.999), "sigma": (0.25, 0.15),
     "anneal_from": 5 * SCRIPT_EPOCH / 300_000,
     "anneal": 1.0, "anneal_shape": "linear", "evaluate_every": 1000, "evaluate_images": 1000, "checkpoint_every": 1000,
-    "steps": 25, "step_size": 0.05**2 / 2, "cool_down": 0, "speed_up": 0, "tune_every": 3000, "tune_images": 4,
-    "tune_chains": 1,
+    "steps": 25, "step_size": 0.05**2 / 2, "cool_down": 0, "speed_up": 0, "momentum": 0.0, "tune_every": 3000,
+    "tune_images": 4, "tune_chains": 1,
     "tune_deltas": tuple(i / 100 for i in range(1, 16)), "entropy": "conditional", "estimator": "exact",
     "step_control": "tuned", "learn_last": 1, "loss": "log-joint", "prior": "normal",
 }  # fmt: skip
@@ -96,7 +96,7 @@ def baseline(name: Preset, method: Method) -> Values:
     """What the methods of comparison change: data, budget and observation noise stay."""
     if name == "authors-script":
         raise ValueError(f"the authors' script has no {method}; use the preset paper")
-    values: Values = {"cool_down": 0, "speed_up": 0, "learn_last": 1, "tune": "off"}
+    values: Values = {"cool_down": 0, "speed_up": 0, "momentum": 0.0, "learn_last": 1, "tune": "off"}
     if method == "abp":  # 40 steps of delta = 0.3, sigma = 0.3 in the paper's appendix
         if name == "paper":
             return values | {"steps": 40, "step_size": 0.045, "sigma": (0.3, 0.3)}

@@ -17,6 +17,7 @@ from shortrun.core.latents import dimensions
 from shortrun.core.model import NotPossibleError
 from shortrun.files import read_lines, write_json
 from shortrun.fitting import fit as fit_model
+from shortrun.fitting import not_interrupted
 from shortrun.metrics.errors import mse_per_image
 from shortrun.processes import processes
 from shortrun.studies.reproduce.claims import show
@@ -51,8 +52,7 @@ def do_training(place: Place, training: Training, fit: Callable[..., Trained] = 
         None, place.load(training, "train"), validation=place.load(training, "test"), config=config, folder=folder,
         resume=started, quiet=place.quiet, callback=callback,
     )  # fmt: skip
-    if trained.info["stopped"]:
-        raise KeyboardInterrupt
+    not_interrupted(trained)
     write_json(folder / "finished.json", {"seconds": trained.info["seconds"], "mse": trained.info["mse"]})
 
 
