@@ -295,7 +295,11 @@ def _run(loop: Loop, progress: Progress, interrupted: list[str], callback: Callb
     def clock() -> float:
         return float(loop.iteration) if run.minutes is None else loop.seconds
 
-    next_evaluation, next_checkpoint = clock() + run.evaluate_every, clock() + run.checkpoint_every
+    def after(every: float) -> float:
+        """The next multiple: a resumed run evaluates when one that was not interrupted does."""
+        return (math.floor(clock() / every) + 1) * every
+
+    next_evaluation, next_checkpoint = after(run.evaluate_every), after(run.checkpoint_every)
     began_at, began = loop.iteration, time.perf_counter()
     with progress:
         mark = time.perf_counter()
@@ -313,7 +317,7 @@ def _run(loop: Loop, progress: Progress, interrupted: list[str], callback: Callb
                 f"{size.delta:.3g}), {loop.divergent} divergent, {left:.0f} s left",
             )
             if clock() >= next_evaluation or loop.share >= 1:
-                next_evaluation = clock() + run.evaluate_every
+                next_evaluation = after(run.evaluate_every)
                 begun = time.perf_counter()
                 mse = loop.evaluate(pictures=True)
                 values = {
@@ -340,6 +344,6 @@ def _run(loop: Loop, progress: Progress, interrupted: list[str], callback: Callb
                     interrupted.append("the callback")
                 mark = time.perf_counter()  # evaluation is not training time
             if clock() >= next_checkpoint:
-                next_checkpoint = clock() + run.checkpoint_every
+                next_checkpoint = after(run.checkpoint_every)
                 loop.save()
                 mark = time.perf_counter()

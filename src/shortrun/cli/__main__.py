@@ -1,4 +1,4 @@
-"""``python -m shortrun.cli``, which ``accelerate launch -m shortrun.cli`` needs."""
+"""``python -m shortrun.cli``, which ``torchrun -m shortrun.cli`` needs."""
 
 from shortrun.cli import main
 

@@ -40,7 +40,7 @@ class Train:
 
     Your own generator: shortrun train --model.kind mypackage.models:Decoder --out runs/own
 
-    As published, on four GPUs: accelerate launch --num_processes 4 -m shortrun.cli train --preset paper
+    As published, on four GPUs: torchrun --nproc-per-node 4 -m shortrun.cli train --preset paper
     --data celeba --out runs/celeba
     """
 

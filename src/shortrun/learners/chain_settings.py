@@ -25,7 +25,7 @@ class ShortRunSettings:
     """Number of first steps that become longer, evenly from zero: from the prior, far away, a full step overshoots by
     as much as it has to go, into regions that nothing was learned about. By default an eighth of the steps, rounded
     down: 3 of 25."""
-    momentum: BelowOne = 0.7
+    momentum: BelowOne = 0.4
     """Share of the last step that the next one goes on with, so that short chains arrive; 0 is the paper's dynamics."""
     tune: Literal["grid", "gradient", "off"] = "grid"
     """How the free energy is minimised over the step size; off keeps the step fixed."""
