@@ -206,5 +206,5 @@ def _case(command: str, words: list[str], flag: str, value: str) -> Case:
         "flags",
         f"{command} {flag} {value!r}",
         [*words, *before[::-1], flag, *parts],
-        names=(*said, *([value] if value else [])),
+        names=(*said, *({value, value.split(":")[-1], value.split()[0]} - {""} if value else ())),
     )

@@ -11,6 +11,7 @@ ACCEPTED = (
     "lower-half, upper-half, left-half, right-half, random:SHARE, blocks:SIDE:COUNT, "
     "box:TOP,LEFT,HEIGHT,WIDTH or file:PATH"
 )
+MOST_BLOCKS = 1000
 ACCEPTED_WITHOUT_ROWS = "left-half, right-half or random:SHARE"
 
 
@@ -54,8 +55,8 @@ def _of_any_shape(kind: str, shape: torch.Size, rng: torch.Generator) -> Tensor:
     name, _, rest = kind.partition(":")
     if name == "random":
         share = float(rest or 0.3)
-        if not 0 <= share <= 1:
-            raise ValueError("the visible share lies between 0 and 1")
+        if not 0 < share <= 1:
+            raise ValueError("the visible share is above 0 and at most 1")
         return torch.rand(shape, generator=rng, device=rng.device) < share
     if rest:
         raise ValueError("a half has no number")
@@ -78,6 +79,8 @@ def _of_images(kind: str, shape: torch.Size, rng: torch.Generator) -> Tensor:
         side, number = (int(part) for part in (rest or "6:3").split(":"))
         if not 0 < side <= min(height, width):
             raise ValueError(f"blocks of {side} do not fit")
+        if not 1 <= number <= MOST_BLOCKS:
+            raise ValueError(f"{number} blocks; from 1 to {MOST_BLOCKS} are possible")
         tops = torch.randint(height - side + 1, (count, number), generator=rng, device=rng.device)
         lefts = torch.randint(width - side + 1, (count, number), generator=rng, device=rng.device)
         in_rows = _within(tops, side, height)

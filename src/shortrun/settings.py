@@ -37,6 +37,7 @@ Count = Annotated[int, Range(1)]
 CountOrZero = Annotated[int, Range(0)]
 Positive = Annotated[float, Range(above=0)]
 Share = Annotated[float, Range(0, 1)]
+Seed = Annotated[int, Range(0, 2**31 - 1)]
 BelowOne = Annotated[float, Range(0, below=1)]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import tyro
 
 from shortrun.cli import samples, studies, train, use
@@ -72,6 +73,11 @@ def _plain_warnings() -> Iterator[None]:
         yield
 
 
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether memory ran out: on a graphics card, or of the whole machine, which torch says in words alone."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """The command ``shortrun``; mistakes are one line on the standard error, and exit code 2."""
     words = list(sys.argv[1:] if words is None else words)
@@ -82,6 +88,12 @@ def main(words: Sequence[str] | None = None) -> None:
                 arguments()
     except CHECKED_ERRORS as error:
         print(f"shortrun: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except (MemoryError, RuntimeError) as error:
+        if not _lacks_memory(error):
+            raise
+        print(f"shortrun: there is not enough memory: {str(error).splitlines()[0][:200]}. Smaller sizes (--batch, "
+              "--model.channels, --images) need less", file=sys.stderr)  # fmt: skip
         raise SystemExit(2) from None
     except InterruptError as interrupt:  # what was done is saved, and that was said
         raise SystemExit(interrupt.exit_code) from None

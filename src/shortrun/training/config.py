@@ -6,7 +6,7 @@ import difflib
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 
@@ -18,7 +18,7 @@ from shortrun.learners.glo import GLOSettings
 from shortrun.learners.vae import VAESettings
 from shortrun.priors import PriorKind
 from shortrun.processes import MixedPrecision
-from shortrun.settings import BelowOne, Count, CountOrZero, Positive, Share, check
+from shortrun.settings import BelowOne, Count, CountOrZero, Positive, Range, Seed, Share, check
 
 COMPILE_FROM_MINUTES, COMPILE_FROM_UPDATES = 10.0, 20_000
 # What a network of version 0.1 was whose file does not say, because the setting did not exist.
@@ -33,13 +33,13 @@ class RunSettings:
 
     order: Literal["random", "epochs"] = "random"
     """random: every batch is drawn from all images; epochs: each image once, in a new order each time."""
-    seed: int = 0
+    seed: Seed = 0
     """Of weights, order of images, chains and masks."""
     iterations: Count | None = None
     """T, the number of batches that are learned from; with chains, each gives several updates."""
     minutes: Positive | None = 10.0
     """Stop after this much training time. With both limits, the first one counts."""
-    batch: Count = 64
+    batch: Annotated[int, Range(1, 1_000_000)] = 64
     """Images per update, over all processes together."""
     learning_rates: tuple[Positive, ...] = (1e-3,)
     """Learning rates, each for an equal share of the run; the last share decays smoothly if decay is set."""
@@ -156,19 +156,32 @@ class Config:
     @classmethod
     def load(cls, path: Path) -> Config:
         """From a file of :meth:`save`; files of version 0.1 hold the settings of all methods, which is fine."""
-        values = yaml.safe_load(path.read_text())
+        try:
+            values = yaml.safe_load(path.read_text())
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"{path} is {type(values).__name__}; expected a table of settings and values")
+        try:
+            return cls._of_file(values)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} cannot be used: {error}") from None
+
+    @classmethod
+    def _of_file(cls, values: dict[str, Any]) -> Config:
         method = values.pop("method", "short-run")
         network = values.pop("model", {})
         if not values.pop("fit_spread", True):  # what version 0.1 called it
             values.setdefault("prior", "normal")
         values.setdefault("momentum", 0.0)  # which there was not at first
         for name, former in FORMER.items():
-            values[name] = former.get(values.get(name), values.get(name))
+            if isinstance(value := values.get(name), str | bool):
+                values[name] = former.get(value, value)
         learner = learner_class(method)
         kinds: list[Any] = [DataSettings, RunSettings, learner.Settings]
         known = set().union(*(names_of(kind) for kind in [*kinds, ShortRunSettings, VAESettings, GLOSettings]))
         if unknown := set(values) - known:
-            raise ValueError(f"{path} has unknown settings: {', '.join(sorted(unknown))}")
+            raise ValueError(f"unknown settings: {', '.join(sorted(map(str, unknown)))}")
         data, run, settings = (_pick(kind, values) for kind in kinds)
         return cls(method, data, run, settings, network_of(method, network))
 
