@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from bad_input.case import CANARY, Case
+from bad_input.case import CANARY, Case, speak_into
 
 GOOD = ("refused", "read right")
 MEMORY = 8 << 30  # bytes of address space that a case may take
@@ -72,9 +72,7 @@ def _child(case: Case, folder: Path) -> None:
         os.setsid()
         os.chdir(folder)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        for number, name in ((1, "stdout"), (2, "stderr")):
-            os.dup2(os.open(folder / f".{name}", os.O_WRONLY | os.O_CREAT, 0o600), number)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        speak_into(folder / ".stdout", folder / ".stderr")
         sys.path.insert(0, str(folder))
         code = _call(case.run)
     except BaseException:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,3 +31,13 @@ class Case:
     """It has hung after this time."""
     new: tuple[str, ...] = ("out",)
     """Must not exist after a refusal."""
+
+
+def speak_into(out: Path, errors: Path) -> None:
+    """Let a forked process begin as a new one would: output into files, no input, warnings as they are by default."""
+    for number, path in ((1, out), (2, errors)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    # whoever runs this may have put something else in their place, and pytest does
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+    warnings.resetwarnings()

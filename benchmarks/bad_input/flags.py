@@ -108,14 +108,14 @@ OTHER_METHODS: dict[str, dict[str, tuple[str, ...]]] = {
         "--kl-warm-up": (*REALS, "2"),
         "--steps": COUNTS,
         "--step-size": POSITIVE,
-        "--model.latent-sizes": ("4 4", "0"),
+        "--model.latent-sizes": ("0", "4 0"),
         "--model.encoder-channels": COUNTS,
     },
     "vae-iaf": {"--model.flow-width": COUNTS},
     "ladder-vae": {"--kl-warm-up": ("nan", "-1")},
     "glo": {"--code-rate": POSITIVE, "--optimiser": CHOICES, "--model.latent-sizes": ("4 4", "0")},
     "glow": {"--model.levels": (*COUNTS, "9"), "--model.depth": COUNTS, "--model.width": COUNTS},
-    "abp": {"--model.latent-sizes": ("4 4", "-1"), "--step-size": POSITIVE},
+    "abp": {"--model.latent-sizes": ("0", "-1"), "--step-size": POSITIVE},
 }
 USE: dict[str, dict[str, tuple[str, ...]]] = {
     "evaluate": {
@@ -200,7 +200,8 @@ def _case(command: str, words: list[str], flag: str, value: str) -> Case:
         place = words.index(flag)
         words = words[:place] + words[place + 2 :]
     name = flag.lstrip("-").split(".")[-1]
-    said = (name, name.replace("-", "_"), name.replace("-", " "), "unrecognized")
+    command_words = [word for word in words[1:] if word in ("no-such", "nowhere")]
+    said = (name, name.replace("-", "_"), name.replace("-", " "), name.split("-")[0], "unrecognized", *command_words)
     parts = value.split(" ") if value else [""]
     return Case(
         "flags",

@@ -12,6 +12,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from bad_input.case import speak_into
+
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 TUNED = {"tune_every": 3, "steps": 4, "learn_last": 3}
 # Method, mask, tuner, generator and evaluation interval, in many combinations: (method, settings, network).
@@ -38,13 +40,15 @@ def kills(count: int, seed: int = 0) -> dict[str, Any]:
     result: dict[str, Any] = {"kills": 0, "to the bit": 0, "lost": 0, "iterations lost at most": 0, "signals": {}}
     with tempfile.TemporaryDirectory() as name:
         for index, (method, settings, network) in enumerate(KINDS):
+            share = count // len(KINDS) + (index < count % len(KINDS))
+            if not share:
+                continue
             place = Path(name) / str(index)
             place.mkdir()
             begun = time.monotonic()
             if _finish(_begin(place / "whole", method, settings, network)) != 0:
                 raise RuntimeError(f"{method} with {settings} does not run: {_said(place / 'whole')}")
             seconds = time.monotonic() - begun
-            share = count // len(KINDS) + (index < count % len(KINDS))
             for number in range(share):
                 which = chance.choice(SIGNALS)
                 run = place / f"{number}-{which.name}"
@@ -87,9 +91,7 @@ def _begin(run: Path, method: str, settings: dict[str, Any], network: dict[str, 
     code = 1
     try:
         os.setsid()
-        with run.with_suffix(".err").open("a") as said:
-            os.dup2(said.fileno(), 1)
-            os.dup2(said.fileno(), 2)
+        speak_into(run.with_suffix(".err"), run.with_suffix(".err"))
         code = _train(run, method, settings, network, resume)
     except BaseException:
         traceback.print_exc()

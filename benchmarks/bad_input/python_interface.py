@@ -98,7 +98,7 @@ def python_cases() -> Iterator[Case]:
         "folder=3": {"folder": 3},
     }.items():
         word = name.split("=")[0].split()[0]
-        yield case(f"fit with {name}", fit(**options), word)
+        yield case(f"fit with {name}", fit(**options), word, "run folder")
     for name, given in {
         "a function": lambda z: z,
         "a decoder alone": Decoder(),
@@ -129,7 +129,7 @@ def python_cases() -> Iterator[Case]:
     yield case(
         "infer with a mask of another shape", lambda: sr.infer(model(), x, ok, mask=torch.ones(2, 9) > 0), "mask"
     )
-    yield case("infer with a mask of numbers", lambda: sr.infer(model(), x, ok, mask=torch.ones(2, 5)), "mask")
+    yield case("infer with a mask of numbers", lambda: sr.infer(model(), x, ok, mask=torch.full((2, 5), 0.5)), "mask")
     yield case(
         "infer with a start of another shape", lambda: sr.infer(model(), x, ok, start=(torch.zeros(2, 9),)), "start"
     )

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,16 @@ def _finite(values: Any) -> Any:
     if isinstance(values, (list, tuple)):
         return [_finite(value) for value in values]
     return None if isinstance(values, float) and not math.isfinite(values) else values
+
+
+def check_writable(folder: Path) -> None:
+    """Raise an ``OSError`` that names the folder if nothing can be written there; an existing one stays as it is."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise OSError(f"{folder} cannot be written to: {error.strerror or error}") from None
 
 
 def write_json(path: Path, values: Any) -> None:

@@ -21,7 +21,7 @@ from shortrun.learners import Method, learner_class
 from shortrun.processes import flushed_denormals, processes
 from shortrun.progress import Progress
 from shortrun.trained import Trained
-from shortrun.training.config import Config
+from shortrun.training.config import Config, RunSettings
 from shortrun.training.history import History
 from shortrun.training.loop import Loop
 from shortrun.training.model_folder import name_of, write_prior
@@ -82,6 +82,7 @@ def fit(
     >>> trained.sample(4).shape
     torch.Size([4, 5])
     """
+    _check_kinds(model, config, folder, callback)
     if config is None:
         config = _config(model, method, minutes, iterations, seed, settings)
     elif settings or (minutes, iterations, seed) != (None, None, 0):
@@ -111,16 +112,14 @@ def fit(
         held_out = None
         if validation is not None:
             held_out = as_examples(validation, name=config.data.data, split="test", prepare=prepare)
+            if held_out.shape != examples.shape:
+                raise ValueError(f"validation has examples of shape {held_out.shape}, data of {examples.shape}")
         for each in (examples, *([] if held_out is None else [held_out])):
             progress.log(each.describe())
         own = None
         if model is None:
             built = learner.build(config.network, examples.shape, config.run.sigma[0])
         else:
-            if not isinstance(model, nn.Module):
-                raise TypeError(
-                    f"model is a {type(model).__name__}; expected an nn.Module such as sr.GaussianModel(..)"
-                )
             own = name_of(getattr(model, "decoder", model))
             built = learner.adopt(model, config.network, examples.shape)
         loop = Loop(
@@ -143,6 +142,24 @@ def fit(
     if interrupted and place is not None:
         progress.log(f"{interrupted[0]}: saved at iteration {loop.iteration}. Continue with `shortrun resume {place}`")
     return snapshot(loop, *interrupted[:1])
+
+
+def _check_kinds(model: Any, config: Any, folder: Any, callback: Any) -> None:
+    """Of the arguments that are no settings; settings check themselves."""
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(f"config is a {type(config).__name__}; expected a Config, as shortrun.training.presets makes")
+    if folder is not None and not isinstance(folder, (str, Path)):
+        raise TypeError(f"folder is a {type(folder).__name__}; expected a path")
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback is a {type(callback).__name__}; expected a function that takes the trained model")
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; expected an nn.Module such as sr.GaussianModel(..)")
+    lacking = [name for name in ("sample_prior", "log_prior", "log_likelihood") if not hasattr(model, name)]
+    if model is not None and lacking:
+        raise TypeError(
+            f"model is a {type(model).__name__}, which lacks {', '.join(lacking)}. Wrap a decoder: "
+            "sr.GaussianModel(decoder, latent_shapes=[(16,), (32,)])"
+        )
 
 
 class InterruptError(KeyboardInterrupt):
@@ -214,6 +231,7 @@ def _budget(minutes: float | None, iterations: int | None) -> dict[str, Any]:
     """Settings of a budget; evaluations come evenly."""
     if minutes is None and iterations is None:
         return {}
+    RunSettings(minutes=minutes, iterations=iterations)  # which checks them
     changes: dict[str, Any] = {"minutes": minutes, "iterations": iterations}
     if minutes is None and iterations is not None:
         changes |= {"evaluate_every": max(iterations // 10, 1), "checkpoint_every": max(iterations // 10, 1)}

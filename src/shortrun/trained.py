@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -11,15 +12,16 @@ from torch import Tensor
 
 from shortrun.core.inference import Inferred, infer_and_mend
 from shortrun.core.langevin import Langevin
-from shortrun.core.latents import Latents, between, shapes_of
+from shortrun.core.latents import Latents, between, check_shapes, shapes_of
 from shortrun.core.model import NotPossibleError, evaluating, infer_new, sample_from
+from shortrun.core.target import visible_part
 from shortrun.loading import find_model
 from shortrun.measured import Law, Measured, random_source
 from shortrun.priors import Prior, PriorKind, Report, WithPrior, infer_and_fit
 from shortrun.priors.starts import LinearisedMixture, can_guide
 from shortrun.processes import CHUNK, processes
 from shortrun.training.history import History
-from shortrun.training.model_folder import PRIOR, Description, RunError, read_model, write_model
+from shortrun.training.model_folder import Description, check_folder, read_model, write_model
 
 By = Literal["method", "draw", "dynamics"]
 """The model's own inference (the end of a chain, or the centre of an encoder's q(z | x)); a draw from q(z | x), from an
@@ -101,6 +103,9 @@ class Trained(Measured):
     def prepare(self, x: Any, what: str = "x") -> Tensor:
         """Examples as the model takes them, on the CPU; checked here, at the door."""
         x = torch.as_tensor(x)
+        images = self.description.own_decoder is None and x.is_floating_point()  # networks of this package end in tanh
+        if images and x.numel() and float(x.nan_to_num().abs().max()) > 2:
+            raise ValueError(f"{what} has values up to {float(x.abs().max()):g}; the model takes images in [-1, 1]")
         if tuple(x.shape[1:]) != tuple(self.shape) or not len(x):
             raise ValueError(
                 f"{what} has shape {tuple(x.shape)}; the model takes (n, {', '.join(map(str, self.shape))}), with n "
@@ -175,6 +180,7 @@ class Trained(Measured):
         """What the decoder makes of latents, a few hundred at a time."""
         if not hasattr(self.model, "decode"):
             raise NotPossibleError(f"{type(self.model).__name__} has no method decode(z), so there is nothing to show")
+        check_shapes(z, shapes_of(self.model))
         parts = zip(*(layer.to(self.device).split(CHUNK) for layer in z), strict=True)
         return torch.cat([self.model.decode(part) for part in parts])
 
@@ -209,13 +215,13 @@ class Trained(Measured):
         if fills < 1:
             raise ValueError(f"fills is {fills}; expected one or more")
         x, rng = self.prepare(x), random_source(seed, rng)
-        seen = mask.expand_as(x)
+        seen = visible_part(mask, x)
         visible = torch.where(seen, x, torch.zeros(()).to(x))  # what is hidden never reaches the model
         starts: list[Any] = [None] * fills
         chains = not hasattr(self.model, "encode") or by == "dynamics"
         with_prior = with_prior and self.prior is not None and chains and self._runs_dynamics()
         if with_prior and (guide := self._guide()) is not None:
-            starts = guide.draw(visible.to(self.device), mask.to(self.device), fills, rng)
+            starts = guide.draw(visible.to(self.device), seen.to(self.device), fills, rng)
             steps = LONGER * self.dynamics.steps if steps is None else steps
         results = []
         for start in starts:
@@ -312,6 +318,9 @@ class Trained(Measured):
         The layer is freshly drawn, as for a sample; or, with ``amount``, moved along one random direction from
         ``-amount`` to ``+amount``.
         """
+        check_shapes(z, shapes_of(self.model))
+        if count < 1 or not (amount is None or 0 < amount < math.inf):
+            raise ValueError(f"count is {count} and amount {amount}; expected one or more, and a positive number")
         if not 0 <= layer < len(z):
             raise ValueError(f"layer is {layer}; the model has {len(z)}, counted from 0 at the top")
         rng = random_source(seed, rng)
@@ -330,6 +339,10 @@ class Trained(Measured):
 
     def interpolate(self, first: Latents, last: Latents, count: int = 10) -> Tensor:
         """Examples along the arc between latents, shape ``(count, n, ...)``; the norm changes evenly, not the chord."""
+        for name, z in (("first", first), ("last", last)):
+            check_shapes(z, shapes_of(self.model), name)
+        if count < 1:
+            raise ValueError(f"count is {count}; expected one or more")
         shares, pairs = torch.linspace(0, 1, count).tolist(), list(zip(first, last, strict=True))
         return torch.stack([self.decode(tuple(between(a, b, share) for a, b in pairs)) for share in shares])
 
@@ -350,15 +363,6 @@ class Trained(Measured):
     def from_pretrained(cls, name: str | Path, decoder: Any = None, model: Any = None) -> Trained:
         """:func:`load` under the name that users of model hubs look for."""
         return load(name, decoder, model)
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse to save a model into a folder that holds anything else."""
-    if folder.exists() and (not folder.is_dir() or {p.name for p in folder.iterdir()} - MODEL_FILES):
-        raise RunError(f"{folder} holds other things than a saved model; name another folder")
-
-
-MODEL_FILES = {"model.safetensors", PRIOR, "config.json", "README.md", "samples.png", "reconstructions.png"}
 
 
 def _infer(

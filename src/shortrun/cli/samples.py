@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,7 @@ from shortrun.masks import make_mask
 from shortrun.measured import Law
 from shortrun.priors import PriorKind
 from shortrun.progress import Progress
-from shortrun.trained import check_folder
-from shortrun.training.model_folder import PRIOR, write_prior
+from shortrun.training.model_folder import PRIOR, check_folder, write_prior
 
 
 @dataclass
@@ -61,10 +61,10 @@ class Prior(Use):
 
         trained, rng = self.open()
         folder = trained.folder if self.save is None else self.save
-        if self.save is None and (folder is None or folder.parent == SHIPPED):
-            raise ValueError(f"{self.run} is a shipped model, which stays as it is; name a folder with --save")
         if self.images < 1:
             raise ValueError(f"images is {self.images}; expected one or more")
+        if self.save is None and (folder is None or folder.parent == SHIPPED):
+            raise ValueError(f"{self.run} is a shipped model, which stays as it is; name a folder with --save")
         if self.save is not None:
             check_folder(self.save)  # before the long work
         seen = self.load_set(trained, "train")
@@ -143,6 +143,8 @@ class Traverse(Use):
 
     def __call__(self) -> None:
         trained, rng = self.open()
+        if self.amount is not None and not 0 < self.amount < math.inf:
+            raise ValueError(f"amount is {self.amount}; expected a positive number")
         x = self.held_out(trained)
         z = trained.infer(x, rng=rng)
         for layer in range(len(z)) if self.layer is None else [self.layer]:
@@ -161,6 +163,8 @@ class Interpolate(Use):
 
     def __call__(self) -> None:
         trained, rng = self.open()
+        if self.images < 2:
+            raise ValueError(f"images is {self.images}; expected two or more, to walk from one to another")
         z = trained.infer(self.held_out(trained), rng=rng)
         count = len(z[0]) // 2
         first, last = tuple(layer[0 : 2 * count : 2] for layer in z), tuple(layer[1::2] for layer in z)

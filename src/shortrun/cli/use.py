@@ -13,7 +13,7 @@ from tyro.conf import Positional
 from shortrun.cli.decoder import import_decoder
 from shortrun.core.free_energy import Entropy, Estimation, Estimator
 from shortrun.data import Crop, DataError, DataSettings, Images, Split
-from shortrun.files import write_json
+from shortrun.files import check_writable, write_json
 from shortrun.masks import make_mask
 from shortrun.metrics.errors import hidden_errors, mean_image_error, mse_per_image
 from shortrun.processes import processes
@@ -46,6 +46,7 @@ class Use:
     """Read files and models beyond the usual limits of bytes, pixels and steps."""
 
     def open(self) -> tuple[Trained, torch.Generator]:
+        check_writable(self.out)  # before the long work
         decoder = None if self.decoder is None else import_decoder(self.decoder)
         trained = load(self.run, decoder=decoder, allow_large=self.allow_large)
         return trained.to(processes().device), torch.Generator().manual_seed(self.seed)

@@ -305,6 +305,8 @@ def _infer(
     evaluate_end: bool,
 ) -> tuple[Target, Latents, list[tuple[Tensor, Tensor]]]:
     """The target, ``z_K``, and log joint and length of its gradient at each point that was evaluated."""
+    if not isinstance(dynamics, Langevin):
+        raise TypeError(f"dynamics is {dynamics!r}; expected Langevin(steps, step_size)")
     history: list[tuple[Tensor, Tensor]] = []
     with torch.inference_mode(False), torch.no_grad():
         target = Target(model, x, mask, rng=rng, start=start, evaluations=dynamics.steps)

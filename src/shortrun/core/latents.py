@@ -99,6 +99,15 @@ def shapes_of(model: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(shape) for shape in known)
 
 
+def check_shapes(z: Any, shapes: Sequence[Sequence[int]], what: str = "z") -> None:
+    """Raise an error unless ``z`` is a tuple of layers of these shapes, batch first."""
+    if not isinstance(z, (tuple, list)) or not all(isinstance(layer, Tensor) for layer in z):
+        raise TypeError(f"{what} is {type(z).__name__}; expected a tuple of tensors, one per layer, top layer first")
+    found, wanted = [tuple(layer.shape[1:]) for layer in z], [tuple(shape) for shape in shapes]
+    if found != wanted:
+        raise ValueError(f"{what} has layers of the shapes {found} without the batch; the model has {wanted}")
+
+
 def dimensions(shapes: Sequence[Sequence[int]]) -> int:
     """How many numbers all layers hold together: d."""
     return sum(math.prod(shape) for shape in shapes)

@@ -104,7 +104,10 @@ class DecoderModel(nn.Module):
 
     def __init__(self, decoder: Callable[[Latents], Tensor], latent_shapes: Sequence[Sequence[int]]) -> None:
         super().__init__()
-        shapes = tuple(tuple(int(size) for size in shape) for shape in latent_shapes)
+        try:
+            shapes = tuple(tuple(int(size) for size in shape) for shape in latent_shapes)
+        except (TypeError, ValueError):
+            shapes = ()
         if not shapes or any(size < 1 for shape in shapes for size in shape):
             raise ValueError(
                 f"latent_shapes is {latent_shapes!r}; expected one shape per layer, top layer first, "

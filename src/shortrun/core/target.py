@@ -12,9 +12,11 @@ from shortrun.core.latents import (
     LatentModel,
     Latents,
     Rng,
+    check_shapes,
     dimensions,
     flatten,
     freeze_if_it_pays,
+    shapes_of,
     standard_normal,
     unflatten,
 )
@@ -54,6 +56,8 @@ class Target:
         self.examples, self.chains = len(x), chains
         z = self._sample_prior(rng) if start is None else tuple(start)
         _check_latents(z, self.x, "sample_prior" if start is None else "start")
+        if start is not None:
+            check_shapes(z, shapes_of(model), "start")
         self.start: Latents = z
         self.shapes = tuple(tuple(layer.shape[1:]) for layer in z)
         self.sizes = [dimensions([shape]) for shape in self.shapes]
@@ -121,23 +125,25 @@ def _check_data(x: Tensor, mask: Tensor | None) -> None:
         )
     if x.ndim < 2 or x.shape[0] == 0:
         raise ValueError(f"x has shape {tuple(x.shape)}; expected (batch, ...) with at least one example")
-    if mask is None:
-        visible = x
-    else:
-        if not isinstance(mask, Tensor):
-            raise TypeError(f"mask is a {type(mask).__name__}; expected a tensor, true where visible")
-        try:
-            seen = mask.expand_as(x)
-        except RuntimeError:
-            raise ValueError(
-                f"mask has shape {tuple(mask.shape)}, which does not broadcast to that of x, {tuple(x.shape)}"
-            ) from None
-        if mask.dtype != torch.bool and not ((mask == 0) | (mask == 1)).all():
-            raise ValueError("mask has values other than 0 and 1; expected 1 (or True) where visible")
-        visible = x[seen.bool()]
+    visible = x if mask is None else x[visible_part(mask, x)]
     if not visible.isfinite().all():
         count = int((~visible.isfinite()).sum())
         raise ValueError(f"x has {count} values that are NaN or infinite among the visible ones")
+
+
+def visible_part(mask: Any, x: Tensor) -> Tensor:
+    """A mask as booleans in the shape of ``x``, checked."""
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask is a {type(mask).__name__}; expected a tensor, true where visible")
+    try:
+        seen = mask.expand_as(x)
+    except RuntimeError:
+        raise ValueError(
+            f"mask has shape {tuple(mask.shape)}, which does not broadcast to that of x, {tuple(x.shape)}"
+        ) from None
+    if mask.dtype != torch.bool and not ((mask == 0) | (mask == 1)).all():
+        raise ValueError("mask has values other than 0 and 1; expected 1 (or True) where visible")
+    return seen.bool()
 
 
 def _check_latents(z: Any, x: Tensor, origin: str) -> None:

@@ -51,6 +51,8 @@ def annealed_importance(model: Any, x: Tensor, rng: torch.Generator, stages: int
     ``prod_t p(x | z_t)^(beta_{t+1} - beta_t)``. A first pass finds the step size of each stage; the second, with fresh
     random numbers and these steps fixed, gives the estimate.
     """
+    if stages < 1:
+        raise ValueError(f"stages is {stages}; expected one or more")
     target = Target(model, x, None, rng=rng, chains=chains)
     betas = (torch.linspace(0, 1, stages + 1, dtype=torch.float64) ** 3).tolist()  # slow where the data come in
 

@@ -16,6 +16,7 @@ convolution that starts at zero with a learned scale nor a prior at a split that
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ from shortrun.core.inference import Inferred
 from shortrun.core.langevin import Langevin
 from shortrun.core.latents import Rng, standard_normal
 from shortrun.core.model import NotPossibleError, from_bytes
-from shortrun.nets.build import Shape, needs_extra
+from shortrun.nets.build import ModelError, Shape, needs_extra
 from shortrun.settings import Count, check
 
 with needs_extra("glow", "flows"):
@@ -131,6 +132,11 @@ class GlowFlow(nn.Module):
         self.image = image
         colours, height, width_of_image = image
         unit = 2**levels
+        if unit > max(height, width_of_image):
+            raise ModelError(
+                f"levels is {levels}, and each halves the images, here {height}x{width_of_image}; expected at most "
+                f"{int(math.log2(max(height, width_of_image)))}"
+            )
         self.frame = (-height % unit, -width_of_image % unit)
         shape = (colours, height + self.frame[0], width_of_image + self.frame[1])
         bases, flows, merges = [], [], []

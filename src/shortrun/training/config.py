@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -131,7 +131,9 @@ class Config:
         40
         """
         network = changes.pop("network", {})
-        network = network if isinstance(network, dict) else asdict(network)
+        if not (isinstance(network, dict) or is_dataclass(network)):
+            raise ValueError(f"network is {network!r}; expected a dictionary of settings of the network")
+        network = network if isinstance(network, dict) else asdict(network)  # type: ignore[arg-type]
         parts = {"data": self.data, "run": self.run, "settings": self.settings}
         routed: dict[str, dict[str, Any]] = {name: {} for name in parts}
         for key, value in changes.items():

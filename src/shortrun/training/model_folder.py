@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from shortrun.core import model as models
 from shortrun.core.langevin import Langevin
 from shortrun.core.latents import dimensions, shapes_of
-from shortrun.files import write_atomically, write_json
+from shortrun.files import check_writable, write_atomically, write_json
 from shortrun.learners import Method, learner_class
 from shortrun.learners.abp import visits
 from shortrun.limits import MOST_STEPS, too_large
@@ -60,6 +60,16 @@ class Description:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+MODEL_FILES = {"model.safetensors", PRIOR, "config.json", "README.md", "samples.png", "reconstructions.png"}
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse to save a model into a folder that holds anything else, or that cannot be made."""
+    if folder.exists() and (not folder.is_dir() or {p.name for p in folder.iterdir()} - MODEL_FILES):
+        raise RunError(f"{folder} holds other things than a saved model; name another folder")
+    check_writable(folder)
 
 
 def name_of(decoder: Any) -> str:
