@@ -128,7 +128,9 @@ def _judge(case: Case, folder: Path, status: int | None) -> Outcome:
     if code == 0:
         if case.works is None:
             return Outcome(case, "accepted", message)
-        problem = case.works(folder)
+        here = Path.cwd()
+        problem = case.works(folder)  # which may go there
+        os.chdir(here)
         return Outcome(case, "read right" if problem is None else "misread", problem or "")
     left = [name for name in case.new if (folder / name).exists()]
     if left:
@@ -175,7 +177,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if words.json:
         words.json.write_text(json.dumps(result, indent=1) + "\n")
     bad = sum(outcome.kind not in GOOD for outcome in outcomes) + result.get("kills", {}).get("lost", 0)
-    raise SystemExit(1 if bad else 0)
+    if bad:
+        raise SystemExit(1)
 
 
 def _groups(cases: Sequence[Case]) -> dict[str, list[Case]]:

@@ -13,7 +13,9 @@ TINY = {
     "equal_images": ["--preset", "smoke", "--data", "mnist", "--layers", "1", "--variants", "short-run", "ladder-vae"],
     "import_time": ["--repeats", "1"],
     "inference": ["--tiny"],
+    "faults": ["--only", "idx", "kills", "--share", "0.2", "--kills", "1"],
     "half_digit_bound": ["--data", "embedded", "--images", "60", "--width", "8", "--epochs", "1"],
+    "long_run": ["--minutes", "0.02", "--evaluate-every", "0.2"],
     "priors": ["mnist-small", "--data", "embedded", "--images", "60", "--samples", "20", "--features", "pixels",
                "--kinds", "gaussian", "mixture"],
     "time_to_quality": ["--preset", "smoke", "--data", "embedded", "--minutes", "0.01", "--samples", "0",
@@ -24,7 +26,7 @@ TINY = {
                       "--channels", "4", "--reference-images", "1", "--reference-chains", "2", "--repeats", "1"],
 }  # fmt: skip
 
-SLOW = ("equal_images", "inference", "time_to_quality", "tuning_choice")
+SLOW = ("equal_images", "faults", "inference", "time_to_quality", "tuning_choice")
 
 
 def script(name):

@@ -43,7 +43,7 @@ CAUSES = {
         "train --mask 'blocks:3:-1'", "train --mask 'random:0'", "train --data 'mnist:x'", "train --crop '0'",
         "train --seed '99999999999999999999999'", "train --batch '100000000000000'",
         "evaluate --likelihood-images '-1'",
-        "evaluate --stages '0'", "sample --images '0'", "inpaint --fills '0'", "interpolate --images '1'",
+        "evaluate --stages '-1'", "sample --images '0'", "inpaint --fills '0'", "interpolate --images '1'",
         "traverse --amount 'nan'", "prior --save '/proc/nowhere'", "train glow --model.levels '9'",
         "fid --samples '1'", "tune --deltas '0'",
     ],
@@ -52,7 +52,7 @@ CAUSES = {
         "fit of a decoder alone",
         "fit with network=3", "fit with callback=3", "GaussianModel with shapes of text", "infer with dynamics 0.1",
         "infer with a start of another shape", "inpaint with a mask of another shape", "inpaint without a mask",
-        "decode other sizes", "decode a list", "interpolate in 0 steps", "log_likelihood with 0 stages",
+        "decode other sizes", "decode a list", "interpolate in 0 steps", "log_likelihood with -1 stages",
         "reconstruct levels 0 to 255 as floats", "traverse by NaN", "fit on NaN", "load('nowhere')",
     ],
 }  # fmt: skip

@@ -20,7 +20,7 @@ from shortrun.fitting import InterruptError, not_interrupted
 from shortrun.training.checkpoints import list_checkpoints
 from shortrun.training.config import Config
 from shortrun.training.model_folder import RunError
-from shortrun.training.run_folder import claimed
+from shortrun.training.run_folder import MOST_PICTURES, claimed, thin
 
 EVERY = SMOKE.changed(checkpoint_every=1.0, evaluate_every=2.0)
 
@@ -52,7 +52,7 @@ def resumed(folder):
 
 def test_two_processes_cannot_train_in_one_folder(stopped):
     holder = (
-        "import sys, pathlib; from shortrun.training.run_folder import claimed\n"
+        "import sys, pathlib; from shortrun.training.run_folder import MOST_PICTURES, claimed, thin\n"
         "with claimed(pathlib.Path(sys.argv[1]), True): print('mine', flush=True); sys.stdin.read()"
     )
     words = [sys.executable, "-c", holder, str(stopped)]
@@ -163,6 +163,15 @@ def test_masks_of_evaluations_do_not_change_what_is_learned(tmp_path):
         found.append(list(trained.model.parameters()))
     for a, b in zip(*found, strict=True):
         assert torch.equal(a, b)
+
+
+def test_pictures_do_not_become_too_many(tmp_path):
+    for number in range(MOST_PICTURES):
+        thin(tmp_path)
+        (tmp_path / f"{number:08d}.png").touch()
+    thin(tmp_path)
+    left = sorted(int(path.stem) for path in tmp_path.iterdir())
+    assert left == list(range(0, MOST_PICTURES, 2))
 
 
 # --- signals -----------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ USE: dict[str, dict[str, tuple[str, ...]]] = {
     "evaluate": {
         "--images": COUNTS,
         "--likelihood-images": ("-1", "nan", "x"),
-        "--stages": COUNTS,
+        "--stages": ("-1", "nan", "x", "1.5"),
         "--by": CHOICES,
         "--quiet-steps": ("-1", "26", "nan", "x"),
         "--data": ("no-such", "mnist:x", "svhn", "scenes:20"),

@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -96,6 +97,7 @@ def _begin(run: Path, method: str, settings: dict[str, Any], network: dict[str, 
     except BaseException:
         traceback.print_exc()
     finally:
+        sys.stderr.flush()
         os._exit(code)
 
 

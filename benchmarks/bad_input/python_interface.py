@@ -166,7 +166,7 @@ def python_cases() -> Iterator[Case]:
         "save into a file": lambda: (Path("file").touch(), trained().save("file")),
         "fit_prior 'x'": lambda: trained().fit_prior(image, "x"),
         "fit_prior to one image": lambda: trained().fit_prior(image[:1], "mixture"),
-        "log_likelihood with 0 stages": lambda: trained().log_likelihood(image, stages=0),
+        "log_likelihood with -1 stages": lambda: trained().log_likelihood(image, stages=-1),
         "tune with a step of 0": lambda: trained().tune(image, [0.0]),
         "load('nowhere')": lambda: sr.load("nowhere"),
         "load(3)": lambda: sr.load(3),

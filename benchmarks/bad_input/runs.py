@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+import traceback
 from pathlib import Path
+
+from bad_input.case import speak_into
 
 WORDS = ["--preset", "smoke", "--iterations", "6", "--checkpoint-every", "1", "--evaluate-every", "2"]
 
@@ -14,6 +18,7 @@ def small_run(folder: Path) -> Path:
     if child == 0:
         code = 1
         try:
+            speak_into(folder.with_suffix(".out"), folder.with_suffix(".out"))
             import shortrun as sr
             from shortrun.data import load
             from shortrun.training.presets import preset
@@ -29,9 +34,12 @@ def small_run(folder: Path) -> Path:
                 callback=lambda trained: trained.info["iterations"] >= 4,
             )
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
+            sys.stderr.flush()
             os._exit(code)
     _, status = os.waitpid(child, 0)
     if status:
-        raise RuntimeError(f"the small run ended with {status}")
+        raise RuntimeError(f"the small run ended with {status}: {folder.with_suffix('.out').read_text()[-500:]}")
     return folder

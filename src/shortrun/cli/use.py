@@ -110,7 +110,7 @@ class Evaluate(Use):
     """Number of images whose log p(x) is estimated as well, by annealed importance sampling; for encoders also the ELBO
     and the importance-weighted estimate, for glow the density itself. Each has its standard error over the images."""
     stages: int = 200
-    """Stages of annealed importance sampling."""
+    """Stages of annealed importance sampling; 0 leaves it out."""
     by: By = "method"
     """The method's own inference (an encoder's centre, where there is one), a draw from its q(z | x), or short run
     dynamics on the decoder."""
@@ -120,6 +120,10 @@ class Evaluate(Use):
     """Number of final noise-free steps: the result is near the centre of q(z | x) instead of a draw from it."""
 
     def __call__(self) -> None:
+        if self.likelihood_images < 0 or self.stages < 0:
+            raise ValueError(
+                f"likelihood_images is {self.likelihood_images} and stages {self.stages}; expected zero or more of both"
+            )
         trained, rng = self.open()
         x = self.held_out(trained)
         begun = time.perf_counter()

@@ -51,8 +51,6 @@ def annealed_importance(model: Any, x: Tensor, rng: torch.Generator, stages: int
     ``prod_t p(x | z_t)^(beta_{t+1} - beta_t)``. A first pass finds the step size of each stage; the second, with fresh
     random numbers and these steps fixed, gives the estimate.
     """
-    if stages < 1:
-        raise ValueError(f"stages is {stages}; expected one or more")
     target = Target(model, x, None, rng=rng, chains=chains)
     betas = (torch.linspace(0, 1, stages + 1, dtype=torch.float64) ** 3).tolist()  # slow where the data come in
 
@@ -111,6 +109,8 @@ def known_likelihoods(model: Any, joint: Any, x: Tensor, stages: int, rng: torch
         model: with the prior that it was trained with.
         joint: the same with a learned prior, or the model itself.
     """
+    if stages < 0:
+        raise ValueError(f"stages is {stages}; expected zero or more")
     found: dict[str, Any] = {"likelihood_images": len(x)}
 
     def note(name: str, values: Tensor) -> None:

@@ -28,7 +28,7 @@ from shortrun.processes import Processes
 from shortrun.training import checkpoints, schedules
 from shortrun.training.config import Config
 from shortrun.training.model_folder import Description, RunError, read_prior, write_model
-from shortrun.training.run_folder import METRICS
+from shortrun.training.run_folder import METRICS, thin
 
 TOO_CAREFUL = 1 / 64  # of the learning rate: then undoing single iterations does not help
 OFFERED_IMAGES = 16  # training images that a method gets before evaluations; it may use fewer
@@ -378,6 +378,7 @@ class Loop:
         model = self.model if prior is None else WithPrior(self.model, prior)
         samples = sample_from(model, 30, torch.Generator().manual_seed(self.run.seed))
         folder.mkdir(exist_ok=True)
+        thin(folder)
         rows = [] if images is None else [(self.kind, x[:10]), ("reconstruction", images[:10])]
         rows += [("sample" if i == 0 else "", samples[10 * i : 10 * i + 10]) for i in range(3)]
         title = f"iteration {self.iteration}" + ("" if images is None else f", {self.kind} MSE {self.mse:.4f}")

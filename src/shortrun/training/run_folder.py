@@ -10,6 +10,7 @@ from shortrun.files import locked, read_lines, remove_temporary
 from shortrun.training.checkpoints import list_checkpoints
 from shortrun.training.model_folder import RunError
 
+MOST_PICTURES = 200
 CONFIG, METRICS, LOCK = "config.yaml", "metrics.jsonl", ".lock"
 
 
@@ -50,3 +51,10 @@ def claimed(folder: Path, resume: bool) -> Iterator[None]:
             if _is_empty(folder):
                 (folder / LOCK).unlink(missing_ok=True)
                 folder.rmdir()
+
+
+def thin(pictures: Path) -> None:
+    """Remove every second picture where there are too many: what is left still shows the whole run."""
+    found = sorted(pictures.glob("*.png"))
+    for path in found[1::2] if len(found) >= MOST_PICTURES else []:
+        path.unlink()
