@@ -1,5 +1,7 @@
 """Run folders: one process at a time, whatever a killed process leaves behind, and nothing lost on resume."""
 
+import builtins
+import io
 import json
 import math
 import os
@@ -212,52 +214,66 @@ def test_what_is_ignored_stays_ignored(tmp_path):
 # --- a full disk -------------------------------------------------------------------------------------------
 
 
-def full_disk(monkeypatch, after):
-    """The write number ``after`` and all that follow fail, as they do when no space is left."""
-    written = []
-    usual = os.fsync
+def full_disk(monkeypatch, folder, after):
+    """Opening a file of this folder to write fails from the time number ``after`` on, as if no space were left."""
+    usual, written = open, []
 
-    def fsync(number):
-        written.append(number)
-        if len(written) > after:
-            raise OSError(28, "No space left on device")
-        usual(number)
+    def limited(file, mode="r", *arguments, **options):
+        if any(letter in mode for letter in "wax+") and str(file).startswith(str(folder)):
+            written.append(file)
+            if len(written) > after:
+                raise OSError(28, "No space left on device", str(file))
+        return usual(file, mode, *arguments, **options)
 
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(builtins, "open", limited)
+    monkeypatch.setattr(io, "open", limited)
     return written
 
 
-def test_a_disk_that_fills_up_at_any_moment_loses_nothing(tmp_path, monkeypatch):
+def half_written(monkeypatch):
+    """Bytes of a file reach the disk until half of them are there."""
+    usual = os.fsync
+
+    def fsync(number):
+        os.ftruncate(number, os.fstat(number).st_size // 2)
+        usual(number)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_at_any_write_loses_nothing(tmp_path, monkeypatch):
+    """Checkpoints, settings, metrics, pictures, the model and its prior: whichever write is the first that fails."""
     whole = train(EVERY, tmp_path / "whole")
-    count = 0
-    for after in range(0, 60, 3):
+    failures = 0
+    for after in range(200):
         folder = tmp_path / str(after)
         with monkeypatch.context() as patch:
-            full_disk(patch, after)
+            written = full_disk(patch, folder, after)
             try:
                 train(EVERY, folder)
-                break
             except OSError:
-                count += 1
-        if folder.exists():
-            assert not list(folder.rglob("*.tmp"))
-            started = (folder / "config.yaml").is_file()
-            again = resumed(folder) if started else train(EVERY, folder)
-        else:
-            again = train(EVERY, folder)
+                failures += 1
+        if len(written) <= after:
+            break
+        assert not folder.exists() or not list(folder.rglob("*.tmp"))
+        again = resumed(folder) if (folder / "config.yaml").is_file() else train(EVERY, folder)
         for a, b in zip(again.model.parameters(), whole.model.parameters(), strict=True):
             assert torch.equal(a, b)
-    assert count >= 10
+    assert failures == after >= 20
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "file"
     write_atomically(path, b"old")
-    full_disk(monkeypatch, 0)
-    with pytest.raises(OSError, match="No space"):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    for fail in (lambda patch: full_disk(patch, tmp_path, 0), half_written):
+        with monkeypatch.context() as patch:
+            fail(patch)
+            with pytest.raises(OSError, match="No space"):
+                write_atomically(path, b"new and longer")
+        assert path.read_bytes() == b"old"
+        assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_numbers_that_json_has_not_are_null(tmp_path):

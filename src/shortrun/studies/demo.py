@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shortrun.files import read_lines, write_json
+from shortrun.files import read_lines, to_json, write_json
 from shortrun.fitting import fit
 from shortrun.masks import make_mask
 from shortrun.metrics.errors import mse_per_image
@@ -89,7 +88,7 @@ def demo(folder: Path, minutes: float = 3.0, seed: int = 0, smoke: bool = False)
     }
     write_json(folder / "numbers.json", numbers)
     write_report(folder / "report.html", album.pictures, numbers, config)
-    print(json.dumps(numbers, indent=1))
+    print(to_json(numbers, indent=1))
     print(f"wrote {folder / 'report.html'}")
     return numbers
 

@@ -15,7 +15,7 @@ from shortrun.core.free_energy import Entropy, Estimation, Estimator, free_energ
 from shortrun.core.langevin import Langevin
 from shortrun.core.latents import dimensions
 from shortrun.core.model import NotPossibleError
-from shortrun.files import read_lines, write_json
+from shortrun.files import append_line, read_lines, write_json
 from shortrun.fitting import fit as fit_model
 from shortrun.fitting import not_interrupted
 from shortrun.metrics.errors import mse_per_image
@@ -84,8 +84,7 @@ class Objective:
                 dynamics = Langevin.from_delta(delta, trained.dynamics.steps)
                 value = float(mean_free_energy(free_energy_details(trained.model, x, dynamics, how, rng=rng)))
                 line[entropy].append(value if math.isfinite(value) else None)
-        with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(self.path, line)
 
 
 def do_model(place: Place, training: Training, train: Callable[[Place, Training], None] = do_training) -> str:
