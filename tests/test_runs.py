@@ -136,6 +136,17 @@ def test_a_checkpoint_that_cannot_be_used_is_passed_over(stopped, change, tmp_pa
         resumed(stopped)
 
 
+def test_a_run_that_is_resumed_where_tuning_is_due_goes_on_to_the_bit(tmp_path):
+    """How far tuning may lead the step depends on the learning rate of the moment, which no optimiser remembers."""
+    config = EVERY.changed(tune_every=3, warm_up=6)
+    whole = train(config, tmp_path / "whole")
+    train(config.changed(evaluate_every=1.0), tmp_path / "run", callback=stop_at(3))
+    again = train(config, tmp_path / "run", resume=True)
+    assert again.dynamics == whole.dynamics
+    for a, b in zip(again.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 # --- what a run is -----------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import random
 import signal
@@ -10,34 +12,42 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bad_input.case import speak_into
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-TUNED = {"tune_every": 3, "steps": 4, "learn_last": 3}
-# Method, mask, tuner, generator and evaluation interval, in many combinations: (method, settings, network).
-KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("short-run", {**TUNED, "evaluate_every": 1.0}, {}),
-    ("short-run", {**TUNED, "mask": "random:0.5", "evaluate_every": 2.0}, {}),
-    ("short-run", {**TUNED, "mask": "blocks:6:3", "tune": "gradient", "tune_per": "layer"}, {}),
-    ("short-run", {**TUNED, "tune": "gradient", "tune_per": "step", "evaluate_every": 5.0}, {"coordinates": "latent"}),
-    ("short-run", {**TUNED, "order": "epochs", "mask": "random:0.3"}, {"kind": "hierarchical"}),
-    ("short-run", {"step_control": "tuned", "tune": "off", "step_size": 1e-3, "learn_last": 1}, {}),
-    ("abp", {"steps": 3, "mask": "lower-half", "evaluate_every": 2.0}, {}),
-    ("glo", {"mask": "random:0.5", "evaluate_every": 2.0}, {}),
-    ("vae", {"evaluate_every": 2.0}, {}),
-    ("vae-iaf", {"evaluate_every": 3.0}, {}),
-    ("ladder-vae", {"order": "epochs", "evaluate_every": 2.0}, {}),
-    ("glow", {"evaluate_every": 3.0}, {}),
-]  # fmt: skip
+SHORT_RUN = {"tune_every": 3, "steps": 4, "learn_last": 3}
+MASKS = (None, "random:0.5")
+
+
+def _kinds() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Method, settings and network: every combination of mask, tuner, generator and evaluation interval of short run
+    inference, and every other method with and without a mask."""
+    tuners = ({"tune": "grid"}, {"tune": "gradient", "tune_per": "layer"})
+    for mask, tuner, kind, every in itertools.product(MASKS, tuners, ("top-down", "hierarchical"), (1.0, 3.0)):
+        yield "short-run", {**SHORT_RUN, **tuner, "mask": mask, "evaluate_every": every}, {"kind": kind}
+    yield (
+        "short-run",
+        {"step_control": "tuned", "tune": "off", "step_size": 1e-3, "learn_last": 1, "order": "epochs"},
+        {},
+    )
+    yield "short-run", {**SHORT_RUN, "tune": "gradient", "tune_per": "step"}, {"coordinates": "latent"}
+    for method, mask in itertools.product(("abp", "glo", "vae", "vae-iaf", "ladder-vae"), MASKS):
+        yield method, {"mask": mask, "evaluate_every": 2.0}, {}
+    yield "glow", {"evaluate_every": 3.0}, {}
+
+
+KINDS = list(_kinds())
 ITERATIONS = 10
 
 
 def kills(count: int, seed: int = 0) -> dict[str, Any]:
     """Kill ``count`` runs; what became of them."""
     chance = random.Random(seed)
+    _images()  # children have them
     result: dict[str, Any] = {"kills": 0, "to the bit": 0, "lost": 0, "iterations lost at most": 0, "signals": {}}
     with tempfile.TemporaryDirectory() as name:
         for index, (method, settings, network) in enumerate(KINDS):
@@ -94,6 +104,8 @@ def _begin(run: Path, method: str, settings: dict[str, Any], network: dict[str, 
         os.setsid()
         speak_into(run.with_suffix(".err"), run.with_suffix(".err"))
         code = _train(run, method, settings, network, resume)
+    except KeyboardInterrupt:  # before training began
+        code = 130
     except BaseException:
         traceback.print_exc()
     finally:
@@ -103,7 +115,6 @@ def _begin(run: Path, method: str, settings: dict[str, Any], network: dict[str, 
 
 def _train(run: Path, method: str, settings: dict[str, Any], network: dict[str, Any], resume: bool) -> int:
     import shortrun as sr
-    from shortrun.data import load
     from shortrun.fitting import InterruptError, not_interrupted
     from shortrun.training.presets import preset
 
@@ -115,13 +126,20 @@ def _train(run: Path, method: str, settings: dict[str, Any], network: dict[str, 
     def note(trained: Any) -> None:
         run.with_suffix(".done").write_text(str(trained.info["iterations"]))
 
-    images, test = load("embedded", limit=60), load("embedded", "test", limit=12)
+    images, test = _images()
     trained = sr.fit(None, images, validation=test, folder=run, config=config, resume=resume, quiet=True, callback=note)
     try:
         not_interrupted(trained)
     except InterruptError as interrupt:
         return interrupt.exit_code
     return 0
+
+
+@functools.cache
+def _images() -> tuple[Any, Any]:
+    from shortrun.data import load
+
+    return load("embedded", limit=60), load("embedded", "test", limit=12)
 
 
 def _finish(child: int) -> int:

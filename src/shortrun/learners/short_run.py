@@ -125,9 +125,9 @@ class ShortRun(Learner):
         in the same state, so the update does not depend on the number of processes.
         """
         batch = self.as_batch(batch)
+        self.set_rate(state, moment)
         if state.tuned_at < state.iteration and self.tuning_is_due(state):
             state = self.tune(state, batch)
-        self.set_rate(state, moment)
         bounded = self.settings.step_control == "bound"
         count, steps, moves = len(batch.x), self.settings.steps, self.moves(state.iteration)
         # The last point that was reached by a full step: there the gradient changes most along the steepest direction.

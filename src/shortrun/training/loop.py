@@ -155,7 +155,7 @@ class Loop:
     def info(self) -> dict[str, Any]:
         """About the training so far."""
         return {
-            **{key: value for key, value in asdict(self.config.data).items() if key != "data_root"},
+            **self._data(),
             "train_checksum": self.examples.checksum,
             "iterations": self.iteration,
             "updates": self.updates,
@@ -167,6 +167,10 @@ class Loop:
             "mask": self.run.mask,
             "processes": self.processes.num_processes,
         }
+
+    def _data(self) -> dict[str, Any]:
+        """Which examples these are, whatever folder they are in."""
+        return {key: getattr(self.config.data, key) for key in ("data", "size", "crop", "train_images")}
 
     def _restore(self) -> None:
         """Everything as it was at the last checkpoint that can be used."""
@@ -188,9 +192,8 @@ class Loop:
 
     def _identity(self) -> dict[str, Any]:
         """What makes a run this run; budget, evaluations and the like may be changed when it is resumed."""
-        data, network = asdict(self.config.data), asdict(self.config.network)
-        own = {name: data[name] for name in ("data", "size", "crop", "train_images")}
-        return _as_in_json({**own, "method": self.config.method, "seed": self.run.seed, "model": network})
+        network = asdict(self.config.network)
+        return _as_in_json({**self._data(), "method": self.config.method, "seed": self.run.seed, "model": network})
 
     def _check_identity(self, before: dict[str, Any]) -> None:
         """Refuse to go on as another run; checkpoints of former versions do not say what they are of."""
@@ -299,6 +302,7 @@ class Loop:
         if hasattr(self.model, "sigma"):
             self.model.sigma.fill_(schedules.sigma(self.run, self.share))
         if self.learner.tuning_is_due(self.state):
+            self.learner.set_rate(self.state, moment)  # which says how far tuning may lead the step
             begun = time.perf_counter()
             self.state = self.learner.tune(self.state, self.draw(self.config.settings.tune_images, "tuning"))
             self.tuning_seconds += time.perf_counter() - begun
