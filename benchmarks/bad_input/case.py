@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,3 +42,28 @@ def speak_into(out: Path, errors: Path) -> None:
     # whoever runs this may have put something else in their place, and pytest does
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
     warnings.resetwarnings()
+
+
+def begin(work: Callable[[], int], said: Path) -> int:
+    """Let a process of its own do some work, which returns its exit code; the number of that process."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        os.setsid()
+        speak_into(said, said)
+        code = work()
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def finish(child: int) -> int:
+    """Its exit code; minus the number of the signal that ended it."""
+    _, status = os.waitpid(child, 0)
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

@@ -8,15 +8,13 @@ import itertools
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bad_input.case import speak_into
+from bad_input.case import begin, finish
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SHORT_RUN = {"tune_every": 3, "steps": 4, "learn_last": 3}
@@ -57,7 +55,7 @@ def kills(count: int, seed: int = 0) -> dict[str, Any]:
             place = Path(name) / str(index)
             place.mkdir()
             begun = time.monotonic()
-            if _finish(_begin(place / "whole", method, settings, network)) != 0:
+            if finish(_begin(place / "whole", method, settings, network)) != 0:
                 raise RuntimeError(f"{method} with {settings} does not run: {_said(place / 'whole')}")
             seconds = time.monotonic() - begun
             for number in range(share):
@@ -80,7 +78,7 @@ def _kill(
     child = _begin(run, method, settings, network)
     time.sleep(after)
     os.kill(child, which)
-    code = _finish(child)
+    code = finish(child)
     if which != signal.SIGKILL and code not in (0, 128 + which, -which):  # -: before it listened to signals
         return f"ended with {code}: {_said(run)}", 0
     saved = max((int(path.stem.split("-")[1]) for path in (run / "checkpoints").glob("checkpoint-*")), default=0)
@@ -89,28 +87,14 @@ def _kill(
     if lost > 1:
         return f"lost {lost} iterations", lost
     again = _begin(run, method, settings, network, resume=(run / "config.yaml").is_file())
-    if (code := _finish(again)) != 0:
+    if (code := finish(again)) != 0:
         return f"could not be continued ({code}): {_said(run)}", lost
     return _difference(run, whole), lost
 
 
 def _begin(run: Path, method: str, settings: dict[str, Any], network: dict[str, Any], resume: bool = False) -> int:
     """A process that trains; its number."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        os.setsid()
-        speak_into(run.with_suffix(".err"), run.with_suffix(".err"))
-        code = _train(run, method, settings, network, resume)
-    except KeyboardInterrupt:  # before training began
-        code = 130
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
+    return begin(lambda: _train(run, method, settings, network, resume), run.with_suffix(".err"))
 
 
 def _train(run: Path, method: str, settings: dict[str, Any], network: dict[str, Any], resume: bool) -> int:
@@ -140,12 +124,6 @@ def _images() -> tuple[Any, Any]:
     from shortrun.data import load
 
     return load("embedded", limit=60), load("embedded", "test", limit=12)
-
-
-def _finish(child: int) -> int:
-    """Its exit code; minus the number of the signal that ended it."""
-    _, status = os.waitpid(child, 0)
-    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def _said(run: Path) -> str:
