@@ -91,9 +91,10 @@ def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(1, len(sets), figsize=(5 * len(sets), 3.6), squeeze=False)
     for name, result in found.items():
         axis = axes[0][sets.index(result["data"])]
-        axis.semilogy([row[0] / 60 for row in result["curve"]], [row[2] for row in result["curve"]], label=name)
+        shares = [row[1] / result["iterations"] for row in result["curve"]]
+        axis.semilogy(shares, [row[2] for row in result["curve"]], label=name)
     for axis, data in zip(axes[0], sets, strict=True):
-        axis.set(title=data, xlabel="minutes of training", ylabel="held-out MSE")
+        axis.set(title=data, xlabel="share of the run", ylabel="held-out MSE")
         axis.legend()
         axis.grid(alpha=0.3, which="both")
     figure.tight_layout()

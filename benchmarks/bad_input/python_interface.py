@@ -154,7 +154,7 @@ def python_cases() -> Iterator[Case]:
         "reconstruct with 0 steps": lambda: trained().reconstruct(image, steps=0),
         "inpaint with 0 fills": lambda: trained().inpaint(image, image > -1, 0),
         "inpaint with a mask of another shape": lambda: trained().inpaint(image, torch.ones(2, 1, 9, 9) > 0),
-        "inpaint with a mask of numbers": lambda: trained().inpaint(image, image),
+        "inpaint with a mask of numbers": lambda: trained().inpaint(image, image + 0.5),
         "inpaint without a mask": lambda: trained().inpaint(image, None),
         "decode a list": lambda: trained().decode([1]),
         "decode other sizes": lambda: trained().decode((torch.zeros(1, 3),)),
