@@ -22,6 +22,7 @@ from shortrun.fitting import InterruptError, not_interrupted
 from shortrun.training.checkpoints import list_checkpoints
 from shortrun.training.config import Config
 from shortrun.training.model_folder import RunError
+from shortrun.training.presets import preset
 from shortrun.training.run_folder import MOST_PICTURES, claimed, thin
 
 EVERY = SMOKE.changed(checkpoint_every=1.0, evaluate_every=2.0)
@@ -134,6 +135,16 @@ def test_a_checkpoint_that_cannot_be_used_is_passed_over(stopped, change, tmp_pa
         path.write_bytes(b"x")
     with pytest.raises(RunError, match=r"no checkpoint to resume from; checkpoint-.* cannot be used"):
         resumed(stopped)
+
+
+@pytest.mark.parametrize("method", ["abp", "glo", "vae", "vae-iaf", "ladder-vae", "glow"])
+def test_every_method_goes_on_to_the_bit(tmp_path, method):
+    config = preset("smoke", method=method).changed(iterations=4, checkpoint_every=1.0, evaluate_every=2.0)
+    whole = train(config, tmp_path / "whole")
+    train(config, tmp_path / "run", callback=stop_at(2))
+    again = train(config, tmp_path / "run", resume=True)
+    for a, b in zip(again.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_run_that_is_resumed_where_tuning_is_due_goes_on_to_the_bit(tmp_path):

@@ -76,16 +76,19 @@ def put_back(
     return {key: value.clone() for key, value in parts["extra"].items()}
 
 
+SLOTS = {torch.optim.Adam: {"exp_avg", "exp_avg_sq"}, torch.optim.Adamax: {"exp_avg", "exp_inf"}}
+"""What an optimiser keeps of each parameter, in its shape; besides the number of its steps."""
+
+
 def _check_slots(optimiser: torch.optim.Optimizer, slots: dict[int, dict[str, Tensor]]) -> None:
-    """Each parameter has what Adam keeps of it, or, before the first update and for SGD, none has anything."""
-    parameters = [p for group in optimiser.param_groups for p in group["params"]]
-    if not slots:
+    """Each parameter has what its optimiser keeps of it, or, before the first update, none has anything."""
+    wanted = SLOTS.get(type(optimiser))
+    if not slots or wanted is None:
         return
-    for index, parameter in enumerate(parameters):
-        found = slots.get(index, {})
-        shapes = {name: tuple(value.shape) for name, value in found.items()}
-        if shapes != {"step": (), "exp_avg": tuple(parameter.shape), "exp_avg_sq": tuple(parameter.shape)}:
-            raise RunError(f"the state of the optimiser is incomplete: of parameter {index} it has {shapes}")
+    for index, parameter in enumerate(p for group in optimiser.param_groups for p in group["params"]):
+        found = {name: tuple(value.shape) for name, value in slots.get(index, {}).items()}
+        if found != {"step": (), **dict.fromkeys(wanted, tuple(parameter.shape))}:
+            raise RunError(f"the state of the optimiser is incomplete: of parameter {index} it has {found}")
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
