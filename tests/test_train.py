@@ -434,7 +434,7 @@ def test_sigterm_saves_and_ends_cleanly(tmp_path):
     process = launch(tmp_path / "run", *ENDLESS)
     wait_for_checkpoint(tmp_path / "run", 1, process)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 0, output_of(tmp_path / "run")
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM, output_of(tmp_path / "run")
     assert "shortrun resume" in output_of(tmp_path / "run")
     assert sr.load(tmp_path / "run").info["iterations"] > 0
 
@@ -453,6 +453,7 @@ def test_two_processes_make_the_update_of_one(tmp_path):
     assert_same_weights(tmp_path / "one", tmp_path / "two", rtol=1e-3, atol=2e-5)
     one, two = sr.load(tmp_path / "one"), sr.load(tmp_path / "two")
     assert (one.info["processes"], two.info["processes"]) == (1, 2)
+    assert "2 processes share the work" in output_of(tmp_path / "two")
     assert one.dynamics.step_size == pytest.approx(two.dynamics.step_size, rel=1e-3)
 
 
