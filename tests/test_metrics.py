@@ -206,7 +206,7 @@ def test_fid_command_and_comparison(tmp_path, network, capsys):
     capsys.readouterr()
     for changed, message in (
         (["--images", "5"], "images differ"),
-        (["--images", "0"], "one or more images"),
+        (["--images", "0"], "images is 0; expected a whole number, at least 1"),
         (["--minutes", "1"], "equal time or equal updates"),
     ):
         with pytest.raises(SystemExit):

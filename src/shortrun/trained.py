@@ -28,6 +28,8 @@ By = Literal["method", "draw", "dynamics"]
 encoder too; or short run dynamics on the decoder, whatever the method."""
 
 
+FAR_OUT = 10.0
+"""Values beyond it are grey levels from 0 to 255, not images in [-1, 1]."""
 LONGER = 4
 """How much longer than in training a chain is that fills in what is hidden."""
 
@@ -104,7 +106,7 @@ class Trained(Measured):
         """Examples as the model takes them, on the CPU; checked here, at the door."""
         x = torch.as_tensor(x)
         images = self.description.own_decoder is None and x.is_floating_point()  # networks of this package end in tanh
-        if images and x.numel() and float(x.nan_to_num().abs().max()) > 2:
+        if images and x.numel() and float(x.nan_to_num().abs().max()) > FAR_OUT:
             raise ValueError(f"{what} has values up to {float(x.abs().max()):g}; the model takes images in [-1, 1]")
         if tuple(x.shape[1:]) != tuple(self.shape) or not len(x):
             raise ValueError(
