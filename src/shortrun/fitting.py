@@ -26,7 +26,7 @@ from shortrun.training.history import History
 from shortrun.training.loop import Loop
 from shortrun.training.model_folder import name_of, write_prior
 from shortrun.training.presets import preset
-from shortrun.training.run_folder import CONFIG, claimed, has_not_begun, prepare_folder
+from shortrun.training.run_folder import CONFIG, claimed, has_not_begun
 
 GIVEN = "given in Python"
 MEAN_OF = 1000  # training images, for the mean colour of what is visible
@@ -93,7 +93,6 @@ def fit(
     shared = processes(config.run.mixed_precision)
     writes = place is not None and shared.is_main_process
     if place is not None and writes:
-        prepare_folder(place, resume)
         resume = resume and not has_not_begun(place)
     resume = bool(shared.total(torch.tensor(float(writes and resume), device=shared.device))) if place else False
     quiet = quiet or not shared.is_main_process

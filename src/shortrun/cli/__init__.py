@@ -92,8 +92,9 @@ def main(words: Sequence[str] | None = None) -> None:
     except (MemoryError, RuntimeError) as error:
         if not _lacks_memory(error):
             raise
-        print(f"shortrun: there is not enough memory: {str(error).splitlines()[0][:200]}. Smaller sizes (--batch, "
-              "--model.channels, --images) need less", file=sys.stderr)  # fmt: skip
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        advice = "Smaller sizes (--batch, --model.channels, --images) need less"
+        print(f"shortrun: there is not enough memory: {reason}. {advice}", file=sys.stderr)
         raise SystemExit(2) from None
     except InterruptError as interrupt:  # what was done is saved, and that was said
         raise SystemExit(interrupt.exit_code) from None

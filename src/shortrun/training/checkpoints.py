@@ -128,7 +128,9 @@ def restore(folder: Path, use: Callable[[Checkpoint], None], log: Callable[[str]
             raise
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             lacking = "it lacks " if isinstance(error, KeyError) else ""
-            reasons.append(f"{path.name} cannot be used: {lacking}{str(error).splitlines()[0]}")
+            reasons.append(
+                f"{path.name} cannot be used: {lacking}{(str(error) or type(error).__name__).splitlines()[0]}"
+            )
             continue
         for reason in reasons:
             log(f"{reason}; going on from {path.name}")
