@@ -3,8 +3,8 @@
     python benchmarks/learning.py RUN [RUN ..] --json results/learning --plot docs/images/learning.png
 
 Of each run: the held-out error over time, the largest ratio to the best so far after the first tenth, the last one to
-the best; and on test images the errors of draws and of centres (chains whose last third is without noise; what an
-encoder says, for methods that have one), mean and median, and how many chains got lost. For pictures, files that it
+the best; and on test images the errors of draws and of centres (chains without noise; what an encoder says, for methods
+that have one), mean and median, and how many chains got lost. For pictures, files that it
 wrote are accepted in the place of runs.
 """
 
@@ -59,10 +59,8 @@ def measured(run: Path, images: int) -> dict[str, Any]:
             largest = max(largest, line["mse"] / best)
     test = DataSettings(config.data.data, size=config.data.size, crop=config.data.crop).load("test")
     x = test.batch(slice(0, images))
-    quiet = trained.dynamics.steps // 3
-    own = trained.method in ("short-run", "abp")
     draws = trained.reconstruction(x, by="draw")
-    centres = trained.reconstruction(x, quiet_steps=quiet) if own else trained.reconstruction(x)
+    centres = trained.reconstruction(x, by="centre")
     errors, quiet_errors = mse_per_image(draws.images, x), mse_per_image(centres.images, x)
     return {
         "data": config.data.data, "method": config.method, "minutes": config.run.minutes, "seed": config.run.seed,

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import shortrun as sr
+from shortrun.nets.build import GeneratorNetwork
+from shortrun.training.model_folder import Description
 
 IMAGE = (1, 8, 8)
 
@@ -39,6 +41,15 @@ def linear_problem(sizes: tuple[int, ...] = (3,), n: int = 6) -> tuple[Linear, T
     rng = torch.Generator().manual_seed(1)
     x = decoder(model.sample_prior(n, rng)) + 0.3 * torch.randn(n, *IMAGE, generator=rng)
     return decoder, x, rng
+
+
+def linear_trained(steps: int = 200, step_size: float = 0.004) -> tuple[sr.Trained, sr.LinearGaussian, Tensor]:
+    """The linear images as a trained model, with the closed forms of it, flat, and examples."""
+    decoder, x, _ = linear_problem()
+    model = sr.GaussianModel(decoder, decoder.latent_shapes, 0.3)
+    about = Description("short-run", GeneratorNetwork(), IMAGE, sr.Langevin(steps, step_size), own_decoder="Linear")
+    exact = sr.LinearGaussian(decoder.linear.weight, 0.3, decoder.linear.bias, decoder.latent_shapes)
+    return sr.Trained(model, about).eval(), exact, x
 
 
 def fit_encoder(model: Any, x: Tensor, steps: int = 800, rate: float = 1e-2) -> None:

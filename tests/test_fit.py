@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from linear_images import linear_trained
 from small_runs import SMOKE, train
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -430,7 +431,7 @@ def test_examples_of_another_shape_are_named(digits, x):
 def test_bad_requests_are_named(digits):
     x = data.load("embedded", "test").array[:2]
     for call, message in (
-        (lambda: digits.infer(x, by="magic"), "by is 'magic'; accepted: method, draw, dynamics"),
+        (lambda: digits.infer(x, by="magic"), "by is 'magic'; accepted: method, draw, centre, dynamics"),
         (lambda: digits.infer(x, quiet_steps=6), "expected 0 to 5"),
         (lambda: digits.sample(0), "0 samples"),
         (lambda: digits.inpaint(x, sr.make_mask("lower-half", x), fills=0), "fills is 0"),
@@ -450,6 +451,15 @@ def test_quiet_steps_end_near_the_centre():
         ends = torch.stack([trained.infer(x, quiet_steps=quiet, seed=seed)[0] for seed in range(6)])
         spread.append(float(ends.std(0).mean()))
     assert spread[0] > spread[1] > spread[2]
+
+
+def test_the_centre_of_chains_is_the_mean_of_a_gaussian_posterior():
+    """In a linear-Gaussian model, whose posterior mean is known; a draw is as far off as the posterior is wide."""
+    trained, exact, x = linear_trained()
+    mean = exact.posterior(x.flatten(1)).mean
+    off = {by: float((trained.infer(x, by=by)[0] - mean).square().mean()) for by in ("draw", "centre")}
+    assert off["centre"] < 1e-4 < off["draw"]
+
 
 
 # --- hub --------------------------------------------------------------------------------------------

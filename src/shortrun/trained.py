@@ -23,9 +23,10 @@ from shortrun.processes import CHUNK, processes
 from shortrun.training.history import History
 from shortrun.training.model_folder import Description, check_folder, read_model, write_model
 
-By = Literal["method", "draw", "dynamics"]
+By = Literal["method", "draw", "centre", "dynamics"]
 """The model's own inference (the end of a chain, or the centre of an encoder's q(z | x)); a draw from q(z | x), from an
-encoder too; or short run dynamics on the decoder, whatever the method."""
+encoder too; its centre, from chains too, whose steps then take no noise; or short run dynamics on the decoder, whatever
+the method."""
 
 
 FAR_OUT = 10.0
@@ -161,6 +162,8 @@ class Trained(Measured):
             if not 0 <= quiet_steps <= dynamics.steps:
                 raise ValueError(f"quiet_steps is {quiet_steps}; expected 0 to {dynamics.steps}, the steps there are")
             dynamics, by = replace(dynamics, quiet_steps=quiet_steps), "dynamics"
+        if by == "centre":
+            dynamics, by = dynamics.towards_centre(), "method"
         model = self.model
         if start is not None or (with_prior and self.prior is not None):
             self._check_dynamics()
@@ -381,7 +384,7 @@ def _infer(
             return infer_and_mend(model, x, dynamics, mask=mask, start=start, rng=rng)
     names = {"method": "infer", "draw": "draw", "dynamics": "infer_by_dynamics"}
     if by not in names:
-        raise ValueError(f"by is {by!r}; accepted: {', '.join(names)}")
+        raise ValueError(f"by is {by!r}; accepted: {', '.join(get_args(By))}")
     if by == "method" or not hasattr(model, "infer"):
         return infer_new(model, x, dynamics, mask=mask, rng=rng)
     return getattr(model, names[by])(x, dynamics, mask=mask, rng=rng)

@@ -112,8 +112,8 @@ class Evaluate(Use):
     stages: int = 200
     """Stages of annealed importance sampling; 0 leaves it out."""
     by: By = "method"
-    """The method's own inference (an encoder's centre, where there is one), a draw from its q(z | x), or short run
-    dynamics on the decoder."""
+    """The method's own inference (an encoder's centre, where there is one), a draw from its q(z | x), its centre (from
+    chains too: their steps then take no noise), or short run dynamics on the decoder."""
     infer_with_prior: bool = False
     """Let chains start from the learned prior and drift with it; else with N(0, I), as in training."""
     quiet_steps: int = 0
@@ -194,8 +194,8 @@ class Inpaint(Use):
     keep_known: bool = True
     """Copy the visible pixels instead of re-generating them."""
     by: By = "method"
-    """The method's own inference (an encoder's centre, where there is one), a draw from its q(z | x), or short run
-    dynamics on the decoder."""
+    """The method's own inference (an encoder's centre, where there is one), a draw from its q(z | x), its centre (from
+    chains too: their steps then take no noise), or short run dynamics on the decoder."""
     infer_with_prior: bool = True
     """Of chains: start from the modes of the learned prior that the visible pixels suggest, and drift with that prior;
     else from N(0, I), as in training."""

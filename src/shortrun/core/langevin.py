@@ -21,6 +21,8 @@ from shortrun.core.latents import LatentModel, Latents, Rng, flatten
 from shortrun.core.target import Target
 
 Profile = tuple[float, ...] | tuple[tuple[float, ...], ...]
+CENTRE_MOMENTUM = 0.6
+"""Without noise momentum may be larger: of .4, .6, .7 and .8 it came closest on training images of three sets."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,15 @@ class Langevin:
         Langevin(steps=2, step_size=1.0, profile=(1.0, 0.5), noise=True, quiet_steps=0, momentum=0.0)
         """
         return replace(self, step_size=self.step_size * factor)
+
+    def towards_centre(self) -> Langevin:
+        """The same steps without noise and with more momentum: they end near a mode of q(z | x), as the mean of an
+        encoder does, instead of in a draw from it.
+
+        >>> Langevin(2, 0.1).towards_centre()
+        Langevin(steps=2, step_size=0.1, profile=(), noise=False, quiet_steps=0, momentum=0.6)
+        """
+        return replace(self, noise=False, quiet_steps=0, momentum=max(self.momentum, CENTRE_MOMENTUM))
 
     def is_noisy(self, k: int) -> bool:
         """Whether the step from ``z_k`` to ``z_{k+1}`` takes noise."""
