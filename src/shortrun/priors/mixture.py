@@ -3,7 +3,7 @@ r"""A mixture of Gaussians with full covariances, fitted by expectation-maximisa
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +45,15 @@ class MixturePrior(Prior):
     def _set(self, weights: Tensor, centres: Tensor, factors: Tensor) -> None:
         for name, value in (("weights", weights), ("centres", centres), ("factors", factors)):
             self.register_buffer(name, value.to(self.mean))
+        self._known: tuple[Any, Components] | None = None
+
+    def _components(self) -> Components:
+        """What densities need, computed again only when a parameter has changed: chains ask at every step."""
+        parts = (self.weights, self.centres, self.factors)
+        key = tuple((id(part), part._version) for part in parts)
+        if self._known is None or self._known[0] != key:
+            self._known = (key, _components(*parts))
+        return self._known[1]
 
     @property
     def components(self) -> int:
@@ -54,7 +63,8 @@ class MixturePrior(Prior):
         return {"components": self.components}
 
     def white_log_density(self, y: Tensor) -> Tensor:
-        parts = [_log_joint(part, self.weights, self.centres, self.factors) for part in y.split(ROWS)]
+        components = self._components()
+        parts = [_log_joint(part, components) for part in y.split(ROWS)]
         return torch.logsumexp(torch.cat(parts), 1)
 
     def white_sample(self, count: int, rng: Rng = None) -> Tensor:
@@ -78,15 +88,30 @@ class MixturePrior(Prior):
             self._set(tried.weights, tried.centres, tried.factors)
 
 
-def _log_joint(y: Tensor, weights: Tensor, centres: Tensor, factors: Tensor) -> Tensor:
-    """``log w_k N(y; mu_k, L_k L_k^T)``, shape ``(n, components)``."""
+class Components(NamedTuple):
+    """A mixture as its densities need it."""
+
+    inverse: Tensor
+    """``L_k^-1``, below each other, shape ``(components d, d)``: ``L^-1 y`` for all of them is one product."""
+    offset: Tensor
+    """``L_k^-1 mu_k``, shape ``(components, d)``."""
+    constant: Tensor
+    """``log w_k - log|L_k| - d/2 log(2 pi)``."""
+
+
+def _components(weights: Tensor, centres: Tensor, factors: Tensor) -> Components:
     count, size = centres.shape
-    eye = torch.eye(size, dtype=y.dtype, device=y.device).expand(count, size, size)
-    inverse = torch.linalg.solve_triangular(factors, eye, upper=False)  # y L^-T for all components is one product
-    offset = torch.einsum("kij,kj->ki", inverse, centres)
-    standard = torch.einsum("kij,nj->nki", inverse, y) - offset
+    eye = torch.eye(size, dtype=factors.dtype, device=factors.device).expand(count, size, size)
+    inverse = torch.linalg.solve_triangular(factors, eye, upper=False)
     log_volume = factors.diagonal(dim1=1, dim2=2).log().sum(1)
-    return weights.log() - log_volume - 0.5 * (standard.square().sum(2) + size * math.log(2 * math.pi))
+    offset = torch.einsum("kij,kj->ki", inverse, centres)
+    return Components(inverse.flatten(0, 1), offset, weights.log() - log_volume - 0.5 * size * math.log(2 * math.pi))
+
+
+def _log_joint(y: Tensor, components: Components) -> Tensor:
+    """``log w_k N(y; mu_k, L_k L_k^T)``, shape ``(n, components)``."""
+    standard = (y @ components.inverse.T).view(len(y), *components.offset.shape) - components.offset
+    return components.constant - 0.5 * standard.square().sum(2)
 
 
 def expectation_maximisation(y: Tensor, components: int, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,7 +127,8 @@ def expectation_maximisation(y: Tensor, components: int, rng: torch.Generator) -
         common = scatter.sum(0) / count + 1e-6 * torch.eye(size, dtype=y.dtype, device=y.device)
         factors = torch.linalg.cholesky((scatter + pull * common) / (counts + pull)[:, None, None])
         weights = counts / counts.sum()
-        joint = torch.cat([_log_joint(part, weights, centres, factors) for part in y.split(ROWS)])
+        components_now = _components(weights, centres, factors)
+        joint = torch.cat([_log_joint(part, components_now) for part in y.split(ROWS)])
         density = torch.logsumexp(joint, 1, keepdim=True)
         shares, after = (joint - density).exp(), float(density.mean())
         if abs(after - before) < TOLERANCE:
