@@ -461,7 +461,6 @@ def test_the_centre_of_chains_is_the_mean_of_a_gaussian_posterior():
     assert off["centre"] < 1e-4 < off["draw"]
 
 
-
 # --- hub --------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,8 @@ MODULES = {
 # Each part may import those before it; the core, nothing but itself.
 ORDER = (
     "settings", "limits", "core", "files", "processes", "progress", "masks", "pictures", "data", "metrics",
-    "nets", "priors", "learners", "training", "hub", "loading", "measured", "trained", "fitting", "studies", "cli",
+    "nets", "priors", "inverse", "learners", "training", "hub", "loading", "measured", "restoring", "trained",
+    "fitting", "for_deepinv", "studies", "cli",
 )  # fmt: skip
 MOST_LINES = 410
 

@@ -17,6 +17,8 @@ import torch
 from torch import nn
 
 from shortrun.data import as_examples
+from shortrun.inverse.model import Observed, check_operator
+from shortrun.inverse.operators import as_operator
 from shortrun.learners import Method, learner_class
 from shortrun.processes import flushed_denormals, processes
 from shortrun.progress import Progress
@@ -47,6 +49,7 @@ def fit(
     resume: bool = False,
     quiet: bool = False,
     config: Config | None = None,
+    operator: Any = None,
     **settings: Any,
 ) -> Trained:
     """Learn a model from examples.
@@ -65,6 +68,9 @@ def fit(
         folder: for checkpoints, metrics and pictures, from which a run can be resumed; None writes nothing.
         resume: continue the run in ``folder``.
         config: all settings at once, instead of single ones.
+        operator: where ``data`` are measurements ``y = A(x) + noise`` and no example was ever seen whole: A, as for
+            :meth:`Trained.restore`. The model is that of x, its ``sigma`` the noise of ``y`` around ``A(g(z))``; errors
+            that are reported are those of measurements. By short run inference alone: encoders would see only y.
         settings: any setting of the run or the method by its name, such as ``steps=40``, ``batch=64``,
             ``learning_rates=(1e-3,)``, ``mask="random:0.5"``; ``network={..}`` for that of model=None.
 
@@ -83,6 +89,8 @@ def fit(
     torch.Size([4, 5])
     """
     _check_kinds(model, config, folder, callback)
+    if operator is not None:
+        model = _observed(model, method if config is None else config.method, operator, data)
     if config is None:
         config = _config(model, method, minutes, iterations, seed, settings)
     elif settings or (minutes, iterations, seed) != (None, None, 0):
@@ -140,7 +148,37 @@ def fit(
                 _fit_prior(loop, interrupted, quiet)
     if interrupted and place is not None:
         progress.log(f"{interrupted[0]}: saved at iteration {loop.iteration}. Continue with `shortrun resume {place}`")
-    return snapshot(loop, *interrupted[:1])
+    return _of_examples(snapshot(loop, *interrupted[:1]))
+
+
+def _observed(model: Any, method: Method, operator: Any, data: Any) -> Observed:
+    """The model of the measurements, checked against the first of them."""
+    if method != "short-run":
+        raise ValueError(f"method is {method}; only short-run learns from measurements")
+    if model is None or not hasattr(model, "decode") or not hasattr(model, "sigma"):
+        raise ValueError("to learn from measurements, give the model of the examples: sr.GaussianModel(decoder, ..)")
+    observed = Observed(model, as_operator(operator), float(model.sigma))
+    first = as_examples(data, prepare=observed.prepare).batch(slice(0, 1))
+    visible = observed.operator.visible
+    if visible is not None and visible.ndim == first.ndim and len(visible) > 1:
+        raise ValueError("the operator hides other places of each image; expected one mask for all, or mask=")
+    check_operator(model, observed.operator, first)
+    return observed
+
+
+def _of_examples(trained: Trained) -> Trained:
+    """The model behind the operator, where it was learned from measurements."""
+    if not isinstance(trained.model, Observed):
+        return trained
+    model = trained.model.model
+    with torch.no_grad():
+        shape = tuple(model.decode(model.sample_prior(1, torch.Generator().manual_seed(0))).shape[1:])
+    description = replace(
+        trained.description, shape=shape, own_decoder=name_of(getattr(model, "decoder", model)),
+        likelihood=type(model).__name__,
+    )  # fmt: skip
+    found = Trained(model, description, trained.prior, trained.history)
+    return found.train(trained.training)
 
 
 def _check_kinds(model: Any, config: Any, folder: Any, callback: Any) -> None:

@@ -19,6 +19,11 @@ from shortrun.processes import flushed_denormals
 Law = Literal["learned", "normal"]
 """What the latents of samples are drawn from: the learned prior, or that of training, N(0, I) for most methods."""
 
+By = Literal["method", "draw", "centre", "dynamics"]
+"""The model's own inference (the end of a chain, or the centre of an encoder's q(z | x)); a draw from q(z | x), from an
+encoder too; its centre, from chains too, whose steps then take no noise; or short run dynamics on the decoder, whatever
+the method."""
+
 
 def random_source(seed: int, rng: torch.Generator | None) -> torch.Generator:
     return torch.Generator().manual_seed(seed) if rng is None else rng

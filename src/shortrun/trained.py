@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -14,25 +14,17 @@ from shortrun.core.inference import Inferred, infer_and_mend
 from shortrun.core.langevin import Langevin
 from shortrun.core.latents import Latents, between, check_shapes, shapes_of
 from shortrun.core.model import NotPossibleError, evaluating, infer_new, sample_from
-from shortrun.core.target import visible_part
 from shortrun.loading import find_model
-from shortrun.measured import Law, Measured, random_source
+from shortrun.measured import By as By
+from shortrun.measured import Law, random_source
 from shortrun.priors import Prior, PriorKind, Report, WithPrior, infer_and_fit
-from shortrun.priors.starts import LinearisedMixture, can_guide
 from shortrun.processes import CHUNK, processes
+from shortrun.restoring import Restoring
 from shortrun.training.history import History
 from shortrun.training.model_folder import Description, check_folder, read_model, write_model
 
-By = Literal["method", "draw", "centre", "dynamics"]
-"""The model's own inference (the end of a chain, or the centre of an encoder's q(z | x)); a draw from q(z | x), from an
-encoder too; its centre, from chains too, whose steps then take no noise; or short run dynamics on the decoder, whatever
-the method."""
-
-
 FAR_OUT = 10.0
 """Values beyond it are grey levels from 0 to 255, not images in [-1, 1]."""
-LONGER = 4
-"""How much longer than in training a chain is that fills in what is hidden."""
 
 
 class Reconstruction(NamedTuple):
@@ -44,7 +36,7 @@ class Reconstruction(NamedTuple):
     """Which had got lost and end where a later try did, shape ``(n,)``."""
 
 
-class Trained(Measured):
+class Trained(Restoring):
     """A trained model with the dynamics that was tuned for it.
 
     It takes examples as one holds them (8-bit images, arrays, floats in [-1, 1]) and works with and without
@@ -60,7 +52,6 @@ class Trained(Measured):
         """The learned law of the latents; None for that of the model itself, mostly N(0, I)."""
         self.dynamics: Langevin = description.dynamics
         self.history = History() if history is None else history
-        self._guided: tuple[Any, LinearisedMixture] | None = None
         self.folder: Path | None = None
         """Where it was loaded from."""
 
@@ -188,64 +179,6 @@ class Trained(Measured):
         check_shapes(z, shapes_of(self.model))
         parts = zip(*(layer.to(self.device).split(CHUNK) for layer in z), strict=True)
         return torch.cat([self.model.decode(part) for part in parts])
-
-    def inpaint(
-        self,
-        x: Any,
-        mask: Tensor,
-        fills: int = 4,
-        *,
-        keep_known: bool = True,
-        by: By = "method",
-        with_prior: bool = True,
-        steps: int | None = None,
-        seed: int = 0,
-        rng: torch.Generator | None = None,
-    ) -> Tensor:
-        """Infer from the visible pixels alone and paint the rest (paper, Sec. 5.3), several times.
-
-        Args:
-            mask: true where a pixel is visible: see :func:`shortrun.make_mask`.
-            fills: how many fills of each example.
-            keep_known: copy the visible pixels; else they are re-generated as well.
-            by: how latents are inferred: see :data:`By`.
-            with_prior: of chains: start from the modes of the learned prior that the visible pixels suggest
-                (:mod:`shortrun.priors.starts`), and drift with that prior; else from N(0, I), as in training.
-            steps: of the chains. By default four times those of training where they start from the learned prior, whose
-                posterior is wide if much is hidden; else as many as in training.
-
-        Returns:
-            Shape ``(fills, n, ...)``.
-        """
-        if fills < 1:
-            raise ValueError(f"fills is {fills}; expected one or more")
-        x, rng = self.prepare(x), random_source(seed, rng)
-        seen = visible_part(mask, x)
-        visible = torch.where(seen, x, torch.zeros(()).to(x))  # what is hidden never reaches the model
-        starts: list[Any] = [None] * fills
-        chains = not hasattr(self.model, "encode") or by == "dynamics"
-        with_prior = with_prior and self.prior is not None and chains and self._runs_dynamics()
-        if with_prior and (guide := self._guide()) is not None:
-            starts = guide.draw(visible.to(self.device), seen.to(self.device), fills, rng)
-            steps = LONGER * self.dynamics.steps if steps is None else steps
-        results = []
-        for start in starts:
-            images = self.reconstruct(
-                visible, mask=mask, by=by, with_prior=with_prior, start=start, steps=steps, rng=rng
-            )
-            results.append(torch.where(seen, x, images) if keep_known else images)
-        return torch.stack(results)
-
-    def _guide(self) -> LinearisedMixture | None:
-        """What suggests starts for chains that see a part of x alone; made once for each prior."""
-        if not can_guide(self.prior) or not hasattr(self.model, "sigma"):
-            return None
-        if self._guided is None or self._guided[0] is not self.prior:
-            rng = torch.Generator().manual_seed(0)
-            shapes = shapes_of(self.model)
-            guide = LinearisedMixture(self.decode, self.prior, shapes, float(self.model.sigma), rng)
-            self._guided = (self.prior, guide)
-        return self._guided[1]
 
     # -- samples --------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from shortrun.core.langevin import (
     Diagnostics,
     DivergenceWarning,
     Langevin,
+    Watch,
     infer_with_diagnostics,
     warn_if_not_finite,
 )
@@ -47,34 +48,38 @@ def infer_and_mend(
     mask: Tensor | None = None,
     start: Latents | None = None,
     rng: Rng = None,
+    watch: Watch | None = None,
 ) -> Inferred:
     """As :func:`shortrun.infer`, but a chain that got lost is run again with half the step, then with a quarter.
 
     Lost is a chain that diverged, or that leaves more of ``x`` unexplained than the observation noise of the model may
     (``lowest_log_likelihood``, for models that have it), unless that is so for most of a batch: then the model has yet
     to learn. Of its ends the one with the higher log joint is kept. The price is that of the chains that got lost:
-    one in a hundred or less, if the model is trained and its step tuned.
+    one in a hundred or less, if the model is trained and its step tuned. ``watch`` sees the first try.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DivergenceWarning)
-        found = _infer_and_mend(model, x, dynamics, mask, start, rng)
+        found = _infer_and_mend(model, x, dynamics, mask, start, rng, watch)
     warn_if_not_finite(found.z, dynamics)
     return found
 
 
 def _infer_and_mend(
-    model: LatentModel, x: Tensor, dynamics: Langevin, mask: Tensor | None, start: Latents | None, rng: Rng
-) -> Inferred:
-    def run(rows: Tensor, share: float) -> tuple[Latents, Tensor, Tensor, Tensor]:
+    model: LatentModel, x: Tensor, dynamics: Langevin, mask: Tensor | None, start: Latents | None, rng: Rng,
+    watch: Watch | None,
+) -> Inferred:  # fmt: skip
+    def run(rows: Tensor, share: float, watch: Watch | None = None) -> tuple[Latents, Tensor, Tensor, Tensor]:
         """Ends of the chains of these rows, which diverged, which got lost, and their log joint."""
         seen = None if mask is None else mask.expand_as(x)[rows]
         begin = None if start is None else tuple(layer[rows] for layer in start)
         sources = [rng[i] for i in rows.tolist()] if isinstance(rng, Sequence) else rng
-        z, log = infer_with_diagnostics(model, x[rows], dynamics.scaled(share), mask=seen, start=begin, rng=sources)
+        z, log = infer_with_diagnostics(
+            model, x[rows], dynamics.scaled(share), mask=seen, start=begin, rng=sources, watch=watch
+        )
         lost = log.divergent[-1] | _unexplained(model, x[rows], z, seen, log)
         return z, log.divergent[-1], lost, log.log_joint[-1].nan_to_num(nan=-math.inf, posinf=-math.inf)
 
-    z, divergent, lost, reached = run(torch.arange(len(x), device=x.device), 1.0)
+    z, divergent, lost, reached = run(torch.arange(len(x), device=x.device), 1.0, watch)
     mended = torch.zeros_like(lost)
     for share in SHORTER_TRIES:
         rows = lost.nonzero()[:, 0]

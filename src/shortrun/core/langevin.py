@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ from shortrun.core.chain import Point, chain, gradient
 from shortrun.core.latents import LatentModel, Latents, Rng, flatten
 from shortrun.core.target import Target
 
+Watch = Callable[[int, Latents, Tensor], None]
+"""Told of each point of the chains: k, z_k, and the log joint there."""
 Profile = tuple[float, ...] | tuple[tuple[float, ...], ...]
 CENTRE_MOMENTUM = 0.6
 """Without noise momentum may be larger: of .4, .6, .7 and .8 it came closest on training images of three sets."""
@@ -298,9 +300,13 @@ def infer_with_diagnostics(
     mask: Tensor | None = None,
     start: Latents | None = None,
     rng: Rng = None,
+    watch: Watch | None = None,
 ) -> tuple[Latents, Diagnostics]:
-    """As :func:`infer`, with :class:`Diagnostics` of the chains, at the price of one more evaluation."""
-    target, z, history = _infer(model, x, dynamics, mask, start, rng, evaluate_end=True)
+    """As :func:`infer`, with :class:`Diagnostics` of the chains, at the price of one more evaluation.
+
+    ``watch(k, z_k, log_joint)`` is called at each point, the start and the end included.
+    """
+    target, z, history = _infer(model, x, dynamics, mask, start, rng, evaluate_end=True, watch=watch)
     log_joints, norms = (torch.stack(column) for column in zip(*history, strict=True))
     divergent = is_divergent(log_joints, running_best(log_joints), target.dimension)
     return z, Diagnostics(log_joints, norms, divergent)
@@ -314,6 +320,7 @@ def _infer(
     start: Latents | None,
     rng: Rng,
     evaluate_end: bool,
+    watch: Watch | None = None,
 ) -> tuple[Target, Latents, list[tuple[Tensor, Tensor]]]:
     """The target, ``z_K``, and log joint and length of its gradient at each point that was evaluated."""
     if not isinstance(dynamics, Langevin):
@@ -333,7 +340,9 @@ def _infer(
 
         table = dynamics.table(len(target.sizes)).tolist()
         z = target.start
-        for _, z, point in chain(target.start, table, visit, noise, evaluate_end, dynamics.momentum):  # noqa: B007
+        for k, z, point in chain(target.start, table, visit, noise, evaluate_end, dynamics.momentum):
+            if point is not None and watch is not None:
+                watch(k, z, point.log_joint)
             if point is not None and evaluate_end:
                 history.append((point.log_joint, flatten(point.drift).norm(dim=1)))
     warn_if_not_finite(z, dynamics)

@@ -275,6 +275,10 @@ class FrozenModel(GaussianModel):
         """The pixels in the order in which the frozen decoder paints them; a sum over pixels does not mind."""
         return self.decoder.arrange(x)  # type: ignore[attr-defined]
 
+    def decode(self, z: Latents) -> Tensor:
+        """Images with their pixels in the usual order."""
+        return self.decoder.restored(self.decoder(z))  # type: ignore[attr-defined]
+
     def refresh(self) -> None:
         """Take over the parameters as they are now."""
         self.decoder.refresh()  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from shortrun.data import Examples
@@ -20,6 +21,11 @@ class HiddenErrors(NamedTuple):
 def mse_per_image(images: Tensor, x: Tensor) -> Tensor:
     """Mean square error per pixel, images in [-1, 1]; shape ``(n,)``."""
     return (images - x).square().flatten(1).mean(1)
+
+
+def psnr(images: Tensor, x: Tensor) -> Tensor:
+    """``10 log10(4 / MSE)`` of each image, in decibels: the range of [-1, 1] is 2, its square 4."""
+    return 10 * torch.log10(4 / mse_per_image(images, x).clamp_min(1e-12))
 
 
 def mean_image_error(seen: Examples, x: Tensor, mask: Tensor) -> float:

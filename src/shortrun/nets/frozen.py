@@ -81,6 +81,10 @@ class FrozenGenerator(nn.Module):
         """Pixels (n, colours, 2 h, 2 w) as (n, 4 colours, h, w), a channel for each place in a 2x2 square."""
         return F.pixel_unshuffle(x, 2).contiguous(memory_format=torch.channels_last)
 
+    def restored(self, x: Tensor) -> Tensor:
+        """The inverse of :meth:`arrange`."""
+        return F.pixel_shuffle(x, 2)
+
     def forward(self, z: Latents) -> Tensor:
         """The image of noises ``(z_L, eps_{L-1}, ..., eps_1)``, arranged."""
         source = self.generator

@@ -13,7 +13,8 @@ component, chosen by the former, and a draw of u from the latter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -28,6 +29,8 @@ DRAWS_PER_LATENT = 4
 TEMPERATURE = 12.0
 """Evidences of components are taken to the power of its inverse: the linear model is too sure of itself."""
 RIDGE = 1.0
+NOISES = 32
+"""Draws of what is not linear in the decoder that are sent through an operator."""
 
 
 class LinearisedMixture:
@@ -59,6 +62,33 @@ class LinearisedMixture:
             x = decode(unflatten(centre + u @ factor.T, shapes)).flatten(1)
             parts.append(_linear_map(u, x))
         self.base, self.maps, self.variances = (torch.stack(column) for column in zip(*parts, strict=True))
+
+    def through(self, measure: Callable[[Tensor], Tensor], shape: Sequence[int], sigma: float) -> LinearisedMixture:
+        """What is seen of it through an operator, as a mixture of linear-Gaussian models of ``(y, z)``.
+
+        For an operator that is not linear the maps are its differences around each component, and what is not linear
+        in the decoder is taken as independent from place to place.
+
+        Args:
+            measure: from images to measurements, batch first.
+            shape: of one image.
+            sigma: of the noise of the measurement.
+        """
+        seen: LinearisedMixture = copy.copy(self)
+        seen.sigma = sigma
+        rng = torch.Generator().manual_seed(0)
+        parts = []
+
+        def made(images: Tensor) -> Tensor:
+            return measure(images.view(-1, *shape)).flatten(1)
+
+        for base, maps, variance in zip(self.base, self.maps, self.variances, strict=True):
+            noise = variance.sqrt() * standard_normal((NOISES, len(variance)), base, rng)
+            slopes = (made(base + maps) - made(base - maps)) / 2
+            left = ((made(base + noise) - made(base - noise)) / 2).square().mean(0)
+            parts.append((made(base[None])[0], slopes, left))
+        seen.base, seen.maps, seen.variances = (torch.stack(column) for column in zip(*parts, strict=True))
+        return seen
 
     def draw(self, x: Tensor, mask: Tensor, count: int, rng: torch.Generator) -> list[Latents]:
         """``count`` starts of each example; their components are spread as evenly as their probabilities allow."""
