@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo quick test lint format bench clean
+.PHONY: setup demo studio quick test lint format bench clean
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -18,6 +18,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/python examples/tune_step_size.py --out demo
 	$(BIN)/shortrun demo --out demo
+
+# A page in the browser, on this machine alone.
+studio: setup
+	$(BIN)/shortrun studio
 
 lint: setup
 	$(BIN)/ruff check .

@@ -22,7 +22,7 @@ MODULES = {
 ORDER = (
     "settings", "limits", "core", "files", "processes", "progress", "masks", "pictures", "data", "metrics",
     "nets", "priors", "inverse", "learners", "training", "hub", "loading", "measured", "restoring", "trained",
-    "fitting", "for_deepinv", "studies", "cli",
+    "own_data", "fitting", "for_deepinv", "studies", "studio", "cli", "__main__",
 )  # fmt: skip
 MOST_LINES = 410
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from shortrun.core.entropy import stability
 from shortrun.core.free_energy import Estimation
 from shortrun.core.inference import infer_and_mend
+from shortrun.core.langevin import Watch
 from shortrun.core.latents import Latents, flatten, has_normal_prior, shapes_of
 from shortrun.core.model import evaluating, from_bytes
 from shortrun.core.target import Target, visible_part
@@ -126,6 +127,7 @@ class Restoring(Measured):
         steps: int | None = None,
         seed: int = 0,
         rng: torch.Generator | None = None,
+        watch: Watch | None = None,
     ) -> Tensor:
         """Infer from the visible pixels alone and paint the rest (paper, Sec. 5.3), several times: :meth:`restore` for
         the operator ``Mask``, with the step size of training and the likelihood of the model.
@@ -139,6 +141,8 @@ class Restoring(Measured):
                 (:mod:`shortrun.priors.starts`), and drift with that prior; else from N(0, I), as in training.
             steps: of the chains. By default four times those of training where they start from the learned prior, whose
                 posterior is wide if much is hidden; else as many as in training.
+            watch: told of the chains as they go, ``watch(k, z_k, log_joint)``, with the examples of the first fill,
+                then of the second ..; encoders have nothing to tell.
 
         Returns:
             Shape ``(fills, n, ...)``.
@@ -149,7 +153,8 @@ class Restoring(Measured):
         seen = visible_part(mask, x)
         own_chains = by in ("method", "draw") and not hasattr(self.model, "encode") and self._runs_dynamics()
         if by == "dynamics" or own_chains:
-            images = self._draws(x, Mask(seen), None, fills, steps, with_prior, True, rng, trace=False).images
+            found = self._draws(x, Mask(seen), None, fills, steps, with_prior, True, rng, trace=False, told=watch)
+            images = found.images
         else:
             visible = torch.where(seen, x, torch.zeros(()).to(x))  # what is hidden never reaches the model
             images = torch.stack(
@@ -168,7 +173,7 @@ class Restoring(Measured):
 
     def _draws(
         self, y: Any, operator: Any, sigma: float | None, draws: int | None, steps: int | None, with_prior: bool,
-        tune: bool, rng: torch.Generator, trace: bool,
+        tune: bool, rng: torch.Generator, trace: bool, told: Watch | None = None,
     ) -> Posterior:  # fmt: skip
         """Ends of chains for measurements; one without noise where ``draws`` is None."""
         self._check_dynamics()
@@ -215,7 +220,7 @@ class Restoring(Measured):
                 watch.begin()
             with evaluating(model):
                 z, *lost = infer_and_mend(
-                    model, y[which].to(self.device), dynamics, mask=part, start=begin, rng=source, watch=watch
+                    model, y[which].to(self.device), dynamics, mask=part, start=begin, rng=source, watch=told or watch
                 )
             traces = [] if watch is None else [watch.end()]
             return [self.decode(z).cpu(), *(each.cpu() for each in (*lost, *traces, *z))]

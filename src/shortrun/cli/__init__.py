@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import torch
 import tyro
 
-from shortrun.cli import restore, samples, studies, train, use
+from shortrun.cli import restore, samples, studies, studio, train, use
 from shortrun.core.langevin import DivergenceError, DivergenceWarning
 from shortrun.fitting import InterruptError
 from shortrun.processes import processes
@@ -23,7 +23,7 @@ CHECKED_ERRORS = (ValueError, TypeError, OSError, DivergenceError)
 COMMANDS: tuple[type[Callable[[], None]], ...] = (
     train.Train, train.Resume, studies.Compare, samples.Fid, use.Evaluate, samples.Sample, samples.Prior,
     use.Reconstruct, use.Inpaint, restore.Restore, samples.Traverse, samples.Interpolate, use.Tune, use.Data,
-    studies.Reproduce, studies.Bench, studies.Demo,
+    studies.Reproduce, studies.Bench, studies.Demo, studio.Studio,
 )  # fmt: skip
 
 

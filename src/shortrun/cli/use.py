@@ -12,15 +12,13 @@ from tyro.conf import Positional
 
 from shortrun.cli.decoder import import_decoder
 from shortrun.core.free_energy import Entropy, Estimation, Estimator
-from shortrun.data import Crop, DataError, DataSettings, Images, Split
+from shortrun.data import Crop, DataSettings, Images, Split
 from shortrun.files import check_writable, write_json
 from shortrun.masks import make_mask
 from shortrun.metrics.errors import hidden_errors, mean_image_error, mse_per_image
+from shortrun.own_data import data_name, data_settings, images_for
 from shortrun.processes import processes
 from shortrun.trained import By, Trained, load
-
-KNOWN = ("embedded", "scenes", "mnist", "svhn", "celeba")
-"""Sets that a model may name by itself; others lead to files that its user has not named."""
 
 
 @dataclass
@@ -51,31 +49,8 @@ class Use:
         trained = load(self.run, decoder=decoder, allow_large=self.allow_large)
         return trained.to(processes().device), torch.Generator().manual_seed(self.seed)
 
-    def data_name(self, trained: Trained) -> str:
-        """The images to use: those named by the user, or else those of training, if their name is one we know."""
-        if self.data is not None:
-            return self.data
-        name = str(trained.info.get("data", "embedded"))
-        if name.partition(":")[0] not in KNOWN:
-            raise DataError(f"the model says that its data are {name!r}; name the images to use with --data")
-        return name
-
     def load_set(self, trained: Trained, split: Split) -> Images:
-        name = self.data_name(trained)
-        sized = name.partition(":")[0] in ("celeba", "folder", "zip", "hf")
-        same = name == trained.info.get("data")  # then cut and chosen as in training
-        settings = DataSettings(
-            name, self.data_root, size=trained.shape[1] if sized else None,
-            crop=trained.info.get("crop") if same else None,
-            train_images=trained.info.get("train_images") if same else None, allow_large=self.allow_large,
-        )  # fmt: skip
-        images = settings.load(split)
-        if images.shape != trained.shape:
-            raise DataError(
-                f"{name} has images of shape {images.shape} but the model makes {trained.shape} "
-                "(colours, height, width)"
-            )
-        return images
+        return images_for(trained, data_settings(trained, self.data, self.data_root, self.allow_large), split)
 
     def held_out(self, trained: Trained) -> torch.Tensor:
         """The first held-out images."""
@@ -141,7 +116,7 @@ class Evaluate(Use):
             "standard_error": float(errors.std() / len(errors) ** 0.5),
             "median": float(errors.median()),
             "images": len(x),
-            "data": self.data_name(trained),
+            "data": data_name(trained, self.data),
             "steps": trained.dynamics.steps,
             "quiet_steps": self.quiet_steps,
             "longest_step": trained.dynamics.step_size,
