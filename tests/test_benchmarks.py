@@ -20,6 +20,8 @@ TINY = {
     "faults": ["--only", "idx", "kills", "--share", "0.2", "--kills", "1"],
     "half_digit_bound": ["--data", "embedded", "--images", "60", "--width", "8", "--epochs", "1"],
     "long_run": ["--minutes", "0.02", "--evaluate-every", "0.2"],
+    "restoring": ["mnist-small", "--data", "embedded", "--images", "2", "--draws", "2", "--steps", "3", "--tasks",
+                  "downsampled by 4", "half of the pixels", "1 bit", "--csgm-iterations", "3"],
     "priors": ["mnist-small", "--data", "embedded", "--images", "60", "--samples", "20", "--features", "pixels",
                "--kinds", "gaussian", "mixture"],
     "time_to_quality": ["--preset", "smoke", "--data", "embedded", "--minutes", "0.01", "--samples", "0",
@@ -127,11 +129,14 @@ def test_a_long_measurement_goes_on_where_it_was_stopped(tmp_path):
     assert Cells(path, "a", "command 1").measure("cell", lambda: how(1)) == {
         "share": 0.3333, "list": [0.3333, 1], "note": None,
     }  # fmt: skip
-    Cells(path, "b", "command 2").measure("cell", lambda: how(2))
+    later = Cells(path, "a", "command 1")
+    Cells(path, "b", "command 2").measure("cell", lambda: how(2))  # which the first part leaves as it is
+    assert later.measure("cell", lambda: how(9))["share"] == 0.3333
     again = Cells(path, "a", "command 1")
     assert again.measure("cell", lambda: how(3))["share"] == 0.3333
     again.measure("other", lambda: how(4))
     assert calls == [1, 2, 4]
     assert set(Cells(path, "a", "command 1").values) == {"cell", "other"}
     assert not Cells(path, "a", "command 1 --images 9").values
+    later.measure("third", lambda: how(5))
     assert Cells(path, "b", "command 2").values["cell"]["share"] == 0.6667

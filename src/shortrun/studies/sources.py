@@ -42,24 +42,26 @@ class Cells:
 
     def __init__(self, path: Path | None, part: str, command: str) -> None:
         self.path, self.part = path, part
-        self.parts: dict[str, Any] = {}
-        if path is not None and path.exists():
-            self.parts = json.loads(path.read_text())
-        if self.parts.get(part, {}).get("command") != command:
-            self.parts[part] = {"command": command, "machine": machine(), "cells": {}}
+        known = self._parts().get(part, {})
+        if known.get("command") != command:
+            known = {"command": command, "machine": machine(), "cells": {}}
+        self.known: dict[str, Any] = known
+
+    def _parts(self) -> dict[str, Any]:
+        return json.loads(self.path.read_text()) if self.path is not None and self.path.exists() else {}
 
     @property
     def values(self) -> dict[str, Any]:
         """What is known of each cell."""
-        return self.parts[self.part]["cells"]
+        return self.known["cells"]
 
     def measure(self, name: str, how: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What is known of a cell, or else what ``how()`` finds, with four digits, printed and written."""
+        """What is known of a cell, or else what ``how()`` finds, with four digits, which is written at once."""
         if name not in self.values:
             self.values[name] = {key: _short(value) for key, value in how().items()}
             if self.path is not None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                write_json(self.path, self.parts)
+                write_json(self.path, self._parts() | {self.part: self.known})  # others may have written theirs
         return self.values[name]
 
 
