@@ -162,7 +162,8 @@ def test_operators_by_name():
 def test_what_an_operator_lets_pass_of_the_noise():
     trained, _, _ = linear_trained()
     z = trained.model.sample_prior(1)
-    for operator, expected in ((Identity(), 0.3), (Mask(torch.ones(8, 8)), 0.3), (Downsample(2), 0.15)):
+    whole, part = Mask(torch.ones(8, 8)), Project(200)
+    for operator, expected in ((Identity(), 0.3), (whole, 0.3), (part, 0.3), (Downsample(2), 0.15)):
         found = noise_through(trained.model, operator, z, torch.Generator().manual_seed(0))
         assert found == pytest.approx(expected, rel=0.1)
 
