@@ -287,7 +287,8 @@ def test_what_follows_from_draws():
     posterior = Posterior(draws, (draws,), 0.1, 25, torch.zeros(2), torch.zeros(2), sigma=0.5)
     assert torch.equal(posterior.mean, torch.full((2, 1, 3), 2.0))
     assert torch.equal(posterior.quantile(0.25), torch.full((2, 1, 3), 1.0))
-    assert posterior.interval(0.5)[1][0, 0, 0] == 3
+    assert [end[0, 0, 0].item() for end in posterior.interval(0.5)] == pytest.approx([0.5, 3.5])
+    assert [end[0, 0, 0].item() for end in posterior.interval(0.9)] == [0, 4]  # as wide as draws can tell
     assert posterior.probability(lambda x: x.mean((1, 2)) > 2.5).tolist() == [pytest.approx(0.4)] * 2
     spread = posterior.with_noise().images - draws
     assert float(spread.std()) == pytest.approx(0.5, abs=0.15)
@@ -295,6 +296,17 @@ def test_what_follows_from_draws():
         posterior.probability(lambda x: x > 0)
     with pytest.raises(ValueError, match=r"level is 1\.5"):
         posterior.interval(1.5)
+
+
+@pytest.mark.parametrize("count", [20, 64])
+def test_intervals_hold_one_more_draw_as_often_as_they_say(count):
+    """Quantiles of the draws themselves would hold 0.9 (n - 1) / (n + 1): 0.81 with 20 draws."""
+    values = torch.randn(count + 1, 20_000, generator=torch.Generator().manual_seed(0))
+    posterior = Posterior(values[1:], (), 0.1, 25, torch.zeros(1), torch.zeros(1))
+    for level in (0.5, 0.9):
+        low, high = posterior.interval(level)
+        held = ((values[0] >= low) & (values[0] <= high)).double().mean()
+        assert float(held) == pytest.approx(level, abs=0.01)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.6, 0.9])
