@@ -246,6 +246,20 @@ def test_the_step_follows_the_curvature_of_the_operator():
     assert len(trained._tuned[operator]) == 3
 
 
+def test_each_image_may_have_holes_of_its_own():
+    """Beside noise, which the likelihood of the model does not know: each answer is that of the image by itself."""
+    trained, exact, x = linear_trained(steps=200)
+    mask = sr.make_mask("random:0.5", x, torch.Generator().manual_seed(0))
+    assert not torch.equal(mask[0], mask[1])
+    best = trained.restore(x, Mask(mask), 0.4)
+    for i in range(len(x)):
+        rows = mask[i].flatten()
+        problem = sr.LinearGaussian(exact.weight[rows], 0.4, exact.bias[rows])
+        mean = problem.posterior(x[i].flatten()[None, rows]).mean
+        assert torch.allclose(best[i].flatten(), (mean @ exact.weight.T + exact.bias)[0], atol=0.02)
+    assert trained.restore(x, Compose(Blur.gaussian(1.0), Mask(mask)), 0.4).shape == x.shape
+
+
 def test_any_function_is_an_operator():
     trained, _, x = linear_trained(steps=50)
 
