@@ -20,6 +20,8 @@ TINY = {
     "faults": ["--only", "idx", "kills", "--share", "0.2", "--kills", "1"],
     "half_digit_bound": ["--data", "embedded", "--images", "60", "--width", "8", "--epochs", "1"],
     "long_run": ["--minutes", "0.02", "--evaluate-every", "0.2"],
+    "measurements_only": ["--iterations", "2", "--train-images", "40", "--images", "3", "--channels", "4", "--only",
+                          "shifted"],
     "restoring": ["mnist-small", "--data", "embedded", "--images", "2", "--draws", "2", "--steps", "3", "--tasks",
                   "downsampled by 4", "half of the pixels", "1 bit", "--csgm-iterations", "3"],
     "priors": ["mnist-small", "--data", "embedded", "--images", "60", "--samples", "20", "--features", "pixels",
@@ -32,7 +34,10 @@ TINY = {
                       "--channels", "4", "--reference-images", "1", "--reference-chains", "2", "--repeats", "1"],
 }  # fmt: skip
 
-SLOW = ("calibration", "equal_images", "faults", "inference", "time_to_quality", "tuning_choice")
+SLOW = (
+    "calibration", "equal_images", "faults", "inference", "measurements_only", "restoring", "time_to_quality",
+    "tuning_choice",
+)  # fmt: skip
 
 
 def script(name):
@@ -140,3 +145,36 @@ def test_a_long_measurement_goes_on_where_it_was_stopped(tmp_path):
     assert not Cells(path, "a", "command 1 --images 9").values
     later.measure("third", lambda: how(5))
     assert Cells(path, "b", "command 2").values["cell"]["share"] == 0.6667
+
+
+# --- learning from measurements -----------------------------------------------------------------------
+
+
+def test_what_a_measurement_does_not_show_says_nothing():
+    """The likelihood of an image with holes of its own is that of its visible pixels."""
+    module = script("measurements_only")
+    x = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    sigma = torch.tensor(0.3)
+    data, operator = module.lessons(x, x.mean(0), torch.Generator().manual_seed(1))["half of the pixels"]
+    made = x + 0.1
+    for i, row in enumerate(data):
+        shown = row[1:] > 0
+        assert 16 < int(shown.sum()) < 48
+        assert not row[:1][~shown].any()
+        expected = torch.distributions.Normal(made[i][shown], sigma).log_prob(x[i][shown]).sum()
+        found = operator.log_likelihood(row[None], operator.measure(made[i : i + 1]), sigma, None)
+        assert float(found[0]) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_each_image_shows_the_means_of_one_shift():
+    module = script("measurements_only")
+    x = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    data, _ = module.lessons(x, x.mean(0), torch.Generator().manual_seed(1))["downsampled, each shifted"]
+    values, shown = data.chunk(2, 1)
+    assert shown.flatten(2).all(2).sum(1).tolist() == [1] * 20
+    which = shown.flatten(2).all(2).int().argmax(1)
+    assert len(which.unique()) > 5
+    for i in range(20):
+        down, right = divmod(int(which[i]), 4)  # where the first block ends
+        block = x[i, 0, down + 1 : down + 5, right + 1 : right + 5]
+        assert float(values[i, which[i], 1, 1]) == pytest.approx(float(block.mean()), abs=1e-5)
