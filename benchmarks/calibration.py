@@ -9,7 +9,7 @@ posterior itself 90 % intervals hold it in 90 % of all cases; less means too sur
 latents among the draws say the same in one number: their variance over that of uniform ranks, above 1 if too sure
 (simulation-based calibration, Talts et al. 2018).
 
-Five settings start from N(0, I), which the data then come from, too: the step by the paper's criterion (conditional
+Six settings start from N(0, I), which the data then come from, too: the step by the paper's criterion (conditional
 entropy), by ours (marginal), one step size per step, each tuned on other images; then longer chains. Nine are
 ``Trained.posterior`` with the learned prior: three measurements, and chains of K, 4 K (the default) and 16 K steps. Of
 methods with an encoder, draws from its q(z | x) are judged as well; their chains are tuned first.
@@ -85,6 +85,9 @@ class Judge:
             yield f"N(0, I), {name}", lambda tuned=tuned: self.from_normal(tuned())
         for steps in long:
             yield f"N(0, I), {steps} steps", lambda steps=steps: self.from_normal(self.ours().longer(steps))
+        if long:  # the step that is best for few is too long for many
+            most = long[-1]
+            yield f"N(0, I), {most} steps of s / 4", lambda: self.from_normal(self.ours().longer(most).scaled(0.25))
         if self.has_encoder:
             yield "encoder", lambda: self.from_normal(self.trained.dynamics, by="draw")
         if self.trained.prior is not None:
