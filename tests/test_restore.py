@@ -162,7 +162,8 @@ def test_operators_by_name():
 def test_what_an_operator_lets_pass_of_the_noise():
     trained, _, _ = linear_trained()
     z = trained.model.sample_prior(1)
-    for operator, expected in ((Identity(), 0.3), (Mask(torch.ones(8, 8)), 0.3), (Downsample(2), 0.15)):
+    whole, part = Mask(torch.ones(8, 8)), Project(200)
+    for operator, expected in ((Identity(), 0.3), (whole, 0.3), (part, 0.3), (Downsample(2), 0.15)):
         found = noise_through(trained.model, operator, z, torch.Generator().manual_seed(0))
         assert found == pytest.approx(expected, rel=0.1)
 
@@ -245,6 +246,20 @@ def test_the_step_follows_the_curvature_of_the_operator():
     assert len(trained._tuned[operator]) == 3
 
 
+def test_each_image_may_have_holes_of_its_own():
+    """Beside noise, which the likelihood of the model does not know: each answer is that of the image by itself."""
+    trained, exact, x = linear_trained(steps=200)
+    mask = sr.make_mask("random:0.5", x, torch.Generator().manual_seed(0))
+    assert not torch.equal(mask[0], mask[1])
+    best = trained.restore(x, Mask(mask), 0.4)
+    for i in range(len(x)):
+        rows = mask[i].flatten()
+        problem = sr.LinearGaussian(exact.weight[rows], 0.4, exact.bias[rows])
+        mean = problem.posterior(x[i].flatten()[None, rows]).mean
+        assert torch.allclose(best[i].flatten(), (mean @ exact.weight.T + exact.bias)[0], atol=0.02)
+    assert trained.restore(x, Compose(Blur.gaussian(1.0), Mask(mask)), 0.4).shape == x.shape
+
+
 def test_any_function_is_an_operator():
     trained, _, x = linear_trained(steps=50)
 
@@ -286,7 +301,8 @@ def test_what_follows_from_draws():
     posterior = Posterior(draws, (draws,), 0.1, 25, torch.zeros(2), torch.zeros(2), sigma=0.5)
     assert torch.equal(posterior.mean, torch.full((2, 1, 3), 2.0))
     assert torch.equal(posterior.quantile(0.25), torch.full((2, 1, 3), 1.0))
-    assert posterior.interval(0.5)[1][0, 0, 0] == 3
+    assert [end[0, 0, 0].item() for end in posterior.interval(0.5)] == pytest.approx([0.5, 3.5])
+    assert [end[0, 0, 0].item() for end in posterior.interval(0.9)] == [0, 4]  # as wide as draws can tell
     assert posterior.probability(lambda x: x.mean((1, 2)) > 2.5).tolist() == [pytest.approx(0.4)] * 2
     spread = posterior.with_noise().images - draws
     assert float(spread.std()) == pytest.approx(0.5, abs=0.15)
@@ -294,6 +310,17 @@ def test_what_follows_from_draws():
         posterior.probability(lambda x: x > 0)
     with pytest.raises(ValueError, match=r"level is 1\.5"):
         posterior.interval(1.5)
+
+
+@pytest.mark.parametrize("count", [20, 64])
+def test_intervals_hold_one_more_draw_as_often_as_they_say(count):
+    """Quantiles of the draws themselves would hold 0.9 (n - 1) / (n + 1): 0.81 with 20 draws."""
+    values = torch.randn(count + 1, 20_000, generator=torch.Generator().manual_seed(0))
+    posterior = Posterior(values[1:], (), 0.1, 25, torch.zeros(1), torch.zeros(1))
+    for level in (0.5, 0.9):
+        low, high = posterior.interval(level)
+        held = ((values[0] >= low) & (values[0] <= high)).double().mean()
+        assert float(held) == pytest.approx(level, abs=0.01)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.6, 0.9])

@@ -14,11 +14,16 @@ NAMES = (
 _declared: list[Any] = []  # a library lives as long as somebody holds it
 
 
-def import_deepinv() -> Any:
-    """The package, or a skip that says why."""
+def declare_operators() -> None:
+    """Once."""
     if not _declared:
         library = torch.library.Library("torchvision", "DEF")
         for name in NAMES:
             library.define(f"{name}(Tensor x) -> Tensor")
         _declared.append(library)
+
+
+def import_deepinv() -> Any:
+    """The package, or a skip that says why."""
+    declare_operators()
     return pytest.importorskip("deepinv", reason="deepinv is not installed", exc_type=ImportError)

@@ -299,9 +299,11 @@ class Restoring(Measured):
             z = tuple(layer.to(self.device) for layer in model.sample_prior(CURVATURE_POINTS, rng))
             with torch.no_grad():
                 images = self.model.decode(z)
-                curvature = _curvature(observed, observed.operator.measure(images), z)
+                made = observed.operator.measure(images)
+                shown = None if seen is None else seen[torch.arange(len(images)) % len(seen)].to(self.device)
+                curvature = _curvature(observed, made, z, shown)
                 usual = _curvature(self.model, images, z)
-                largest = max(curvature, _curvature(model, observed.operator.measure(images), z))
+                largest = max(curvature, _curvature(model, made, z, shown))
             guess = 0.7 * self.dynamics.step_size * usual / curvature
             how = Estimation(
                 estimator="endpoint" if has_normal_prior(observed) else "auto", chains=TUNING_CHAINS, probes=1, depth=8
@@ -323,9 +325,9 @@ class Restoring(Measured):
         return known[key]
 
 
-def _curvature(model: Any, x: Tensor, z: Latents) -> float:
+def _curvature(model: Any, x: Tensor, z: Latents, mask: Tensor | None = None) -> float:
     """The largest eigenvalue of minus the Hessian of the log joint, at the guard's quantile of some latents."""
-    target = Target(model, x, None, start=z)
+    target = Target(model, x, mask, start=z)
     flat = flatten(z)
     probe = torch.randn(flat.shape, generator=torch.Generator().manual_seed(0)).to(flat)
     values = stability(target, flat, torch.ones_like(flat[:1]), probe)

@@ -21,6 +21,8 @@ from torch import Tensor
 from shortrun.core.model import gaussian_log_likelihood, visible_sum
 
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R BT.601)
+FIRST_SEED = 0x50524F4A
+"""Of random projections. Small seeds have other uses, and noise from the same seed would be rows of the matrix."""
 
 
 class Operator:
@@ -174,7 +176,7 @@ class Project(Operator):
     def measure(self, x: Tensor) -> Tensor:
         flat = x.flatten(1)
         if self._matrix is None or self._matrix.shape[1] != flat.shape[1]:
-            rng = torch.Generator().manual_seed(self.seed)
+            rng = torch.Generator().manual_seed(FIRST_SEED + self.seed)
             self._matrix = torch.randn(self.count, flat.shape[1], generator=rng) / math.sqrt(flat.shape[1])
         return flat @ self._matrix.to(flat).T
 

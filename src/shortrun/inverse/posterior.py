@@ -56,10 +56,17 @@ class Posterior:
         return self.images.quantile(share, 0)
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Ends of the central interval of each pixel that holds it with probability ``level``."""
+        """Ends of the central interval of each pixel that holds it with probability ``level``.
+
+        The truth is one more draw, so it lies between the k-th of n draws from below and the k-th from above with
+        probability ``1 - 2 k / (n + 1)``. Between neighbours the ends are interpolated; the widest interval, from the
+        lowest draw to the highest, holds it with probability ``(n - 1) / (n + 1)``.
+        """
         if not 0 < level < 1:
             raise ValueError(f"level is {level!r}; expected a probability between 0 and 1")
-        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+        count = len(self)
+        share = max((1 - level) / 2 * (count + 1) - 1, 0.0) / max(count - 1, 1)
+        return self.quantile(share), self.quantile(1 - share)
 
     def probability(self, statement: Callable[[Tensor], Tensor]) -> Tensor:
         """How likely a statement about an image is, shape ``(n,)``: ``statement`` maps images ``(draws, ..)`` to
