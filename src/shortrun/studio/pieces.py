@@ -89,7 +89,7 @@ def steps_value(found: Sequence[Step | None], originals: Tensor, tuned: int) -> 
     made = [
         None if step is None else {
             "step_size": step.step_size, "ours": _number(step.ours), "paper": _number(step.paper),
-            "ruled_out": step.ruled_out, "error": _number(step.error), "images": uris(step.images),
+            "diverges": step.diverges, "steep": step.steep, "error": _number(step.error), "images": uris(step.images),
             "tuned": step.place == tuned,
         }
         for step in found

@@ -183,7 +183,7 @@ const studio = (() => {
     const range = (values, limits = []) => {
       let [low, high] = [Math.min(...values), Math.max(...values)];
       if (limits.length) [low, high] = [Math.max(low, limits[0]), Math.min(high, limits[1])];
-      return high > low ? [low, high] : [low - 0.5, high + 0.5];
+      return high > low ? [low, high] : [low, high + 1];
     };
     const [x0, x1] = range(spec.rangeX ? spec.rangeX.map(scaleX) : xs);
     const [y0, y1] = range(ys, spec.rangeY ? spec.rangeY.map(scaleY) : []);
@@ -199,8 +199,9 @@ const studio = (() => {
       draw("rect", { x: left, y: space.top, width: Math.max(right - left, 0), height: tall, class: "zone" }, svg);
       draw("text", { x: right - 4, y: space.top + 12, "text-anchor": "end", class: "quiet" }, svg, zone.text);
     }
+    const digits = !spec.logY && y1 - y0 < 0.05 * Math.abs(y1) ? 4 : 3;
     const round = (value) => (value === 0 ? "0" : Math.abs(value) >= 10000 || Math.abs(value) < 0.001
-      ? value.toExponential(0) : String(Number(value.toPrecision(3))));
+      ? value.toExponential(0) : String(Number(value.toPrecision(digits))));
     const between = (low, high, back) => [0, 1 / 3, 2 / 3, 1].map((share) => back(low + share * (high - low)));
     const powers = (low, high) => {
       const found = [];
@@ -212,7 +213,7 @@ const studio = (() => {
       }
       return found.length > 1 ? found : between(low, high, (v) => 10 ** v);
     };
-    const ticksX = spec.ticksX || (spec.logX ? powers(x0, x1) : between(x0, x1, Math.round));
+    const ticksX = spec.ticksX || (spec.logX ? powers(x0, x1) : between(x0, x1, x1 - x0 > 3 ? Math.round : (v) => v));
     let ticksY = spec.logY ? powers(y0, y1) : between(y0, y1, (v) => v);
     if (spec.symlog) ticksY = [0, 10, 100, 1000, 10000].filter((v) => scaleY(v) >= y0 && scaleY(v) <= y1);
     for (const tick of ticksY) {
@@ -296,9 +297,9 @@ const studio = (() => {
       }));
       const x = value.images.map((_, i) => i);
       const charts = [
-        ["log joint, nats (from its lowest after a fifth of the chain)", value.log_joint, "one"],
+        ["log joint, nats", value.log_joint, "one"],
         ["length of its gradient", value.gradient, "two"],
-        ["s × λ: stable below 2", value.stability, "three"],
+        ["s × λ (a linear model is stable below 2)", value.stability, "three"],
       ].map(([name, y, kind]) => {
         const holder = make("div", { class: "chart" });
         const sound = y.filter(Number.isFinite);
@@ -352,7 +353,7 @@ const studio = (() => {
       if (at < 0) at = Math.max(known.findIndex((step) => step.tuned), 0);
       const x = known.map((step) => step.step_size);
       const above = (key) => {
-        const sound = known.filter((step) => !step.ruled_out).map((step) => step[key]).filter(Number.isFinite);
+        const sound = known.filter((step) => !step.diverges).map((step) => step[key]).filter(Number.isFinite);
         const lowest = Math.min(...(sound.length ? sound : [0]));
         return { lowest, y: known.map((step) => (Number.isFinite(step[key]) ? Math.max(step[key] - lowest, 0) : 1e6)) };
       };
@@ -362,10 +363,10 @@ const studio = (() => {
         { name: "the paper's criterion", class: "two", x, y: paper.y },
       ];
       const stars = [[ours, "one"], [paper, "two"]].map(([each, kind]) => {
-        const best = known.findIndex((step, i) => !step.ruled_out && each.y[i] === 0);
+        const best = known.findIndex((step, i) => !step.diverges && each.y[i] === 0);
         return best < 0 ? null : { x: x[best], y: 0, class: kind };
       }).filter(Boolean);
-      const out = known.findIndex((step, i) => known.slice(i).every((other) => other.ruled_out));
+      const out = known.findIndex((step, i) => known.slice(i).every((other) => other.diverges));
       const zones = out < 0 ? [] : [{
         from: out ? Math.sqrt(x[out] * x[out - 1]) : x[out], to: x[x.length - 1], text: "chains diverge",
       }];
@@ -407,7 +408,7 @@ const studio = (() => {
         slider.setAttribute("aria-valuetext", `s = ${short(step.step_size)}`);
         told.textContent = `s = ${short(step.step_size)}${step.tuned ? " (tuned)" : ""}: free energy ` +
           `${short(step.ours)} (ours), ${short(step.paper)} (the paper's); error ${short(step.error)}` +
-          `${step.ruled_out ? "; ruled out: chains diverge or are about to" : ""}`;
+          `${step.diverges ? "; chains diverge" : step.steep ? "; a tenth of the chains are steeper than is safe" : ""}`;
         made.replaceChildren(...tiles(step.images, "Reconstruction"));
         for (const move of moves) if (move) move(x[at]);
       }

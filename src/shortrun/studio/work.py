@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -31,6 +32,7 @@ SHOWN_EVERY = 10  # steps between two looks at chains that run
 STEP_GRID = (*(2.0**j for j in range(-7, -1)), *(2 ** (j / 2) for j in range(-3, 5)))
 """Step sizes that are shown, in units of the tuned one."""
 CURVE_IMAGES, CURVE_CHAINS = 4, 4
+NO_STEEPNESS = Guard(limit=math.inf)
 
 
 class Stopped(Exception):
@@ -152,7 +154,10 @@ class Step(NamedTuple):
     step_size: float
     ours: float
     paper: float
-    ruled_out: bool
+    diverges: bool
+    """More than a tenth of the chains diverge."""
+    steep: bool
+    """Beyond the guard's limit of s * lambda at a tenth of the chains."""
     error: float
     images: Tensor
 
@@ -167,7 +172,7 @@ def step_sizes(source: Source, stop: threading.Event) -> Iterator[Step]:
     def work(tell: Callable[[Any], None]) -> None:
         for i in order:
             dynamics = replace(trained.dynamics, step_size=trained.dynamics.step_size * STEP_GRID[i])
-            values, out = [], False
+            values, diverges, steep = [], False, False
             with flushed_denormals(), evaluating(trained.model):
                 for entropy in ("marginal", "conditional"):
                     found = free_energy_details(
@@ -175,11 +180,12 @@ def step_sizes(source: Source, stop: threading.Event) -> Iterator[Step]:
                         rng=torch.Generator().manual_seed(0),
                     )  # fmt: skip
                     values.append(float(found.value.mean()))
-                    out = out or guard.excludes(found)
+                    diverges = diverges or NO_STEEPNESS.excludes(found)
+                    steep = steep or guard.measure(found) > guard.limit
                 z, _ = infer_with_diagnostics(trained.model, x, dynamics, rng=torch.Generator().manual_seed(0))
             images = trained.decode(z)
             error = float(mse_per_image(images.nan_to_num().clamp(-1, 1), x).mean())
-            tell(Step(i, dynamics.step_size, values[0], values[1], out, error, images))
+            tell(Step(i, dynamics.step_size, values[0], values[1], diverges, steep, error, images))
 
     return (step for step in as_it_goes(work, stop) if step is not None)
 
