@@ -28,7 +28,7 @@ import psutil
 import torch
 
 from shortrun.studies.sources import machine
-from shortrun.studio.page import Studio
+from shortrun.studio.shared import Studio
 from shortrun.studio.sources import open_source
 from shortrun.studio.work import ROW
 

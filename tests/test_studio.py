@@ -13,8 +13,8 @@ from PIL import Image
 import shortrun as sr
 from shortrun.core.latents import flatten
 from shortrun.studio import snippets, work
-from shortrun.studio.page import Studio, whole_number
 from shortrun.studio.server import is_loopback
+from shortrun.studio.shared import Studio, whole_number
 from shortrun.studio.sources import MOST_UPLOAD_BYTES, hidden_places, open_source, read_upload
 
 
@@ -173,7 +173,9 @@ def test_uploads_become_images_of_the_model():
 def of_size(width, height):
     """The beginning of a PNG that says it is so large."""
     header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    return (
+        b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header)) + b"\0\0\0\0IDAT"
+    )
 
 
 def wrong_uploads():

@@ -50,8 +50,9 @@ def serve(
         raise ValueError(DEPENDENCY) from None
     import torch
 
-    from shortrun.studio.page import MOST_UPLOAD_BYTES, Studio, build
-    from shortrun.studio.sources import open_source
+    from shortrun.studio.page import build
+    from shortrun.studio.shared import Studio
+    from shortrun.studio.sources import MOST_UPLOAD_BYTES, open_source
 
     # One thread for each request: on images as small as these two threads wait for each other more than they help.
     cores = os.cpu_count() or 1

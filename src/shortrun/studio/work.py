@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import shortrun as sr
 from shortrun.core.entropy import stability
-from shortrun.core.free_energy import free_energy_details
+from shortrun.core.free_energy import Estimation, free_energy_details
 from shortrun.core.langevin import infer_with_diagnostics
 from shortrun.core.latents import Latents, flatten
 from shortrun.core.model import evaluating
@@ -166,7 +165,7 @@ def step_sizes(source: Source, stop: threading.Event) -> Iterator[Step]:
     """The free energy over step sizes, by both criteria, with reconstructions; the tuned one first."""
     trained, guard = source.trained, Guard()
     x = source.images[:ROW]
-    how = sr.Estimation(entropy="marginal", estimator="endpoint", chains=CURVE_CHAINS, probes=1, depth=8)
+    how = Estimation(entropy="marginal", estimator="endpoint", chains=CURVE_CHAINS, probes=1, depth=8)
     order = sorted(range(len(STEP_GRID)), key=lambda i: abs(i - STEP_GRID.index(1.0)))
 
     def work(tell: Callable[[Any], None]) -> None:
