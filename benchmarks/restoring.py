@@ -260,7 +260,8 @@ class FlatDecoder(nn.Module):
 @cache
 def deepinv() -> Any:
     """The package; None, with a word, where it is not installed."""
-    sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    tests = str(Path(__file__).parents[1] / "tests")
+    sys.path.append(tests)
     try:
         from with_deepinv import declare_operators
 
@@ -272,7 +273,7 @@ def deepinv() -> Any:
         print(f"without CSGM: {error}", flush=True)
         return None
     finally:
-        sys.path.pop()
+        sys.path.remove(tests)
     return package
 
 
