@@ -95,15 +95,15 @@ def test_command_lines_of_snippets_are_accepted(digits):
 # --- chains and step sizes ----------------------------------------------------------------------------
 
 
-def test_a_film_shows_the_chain(digits):
+def test_a_film_shows_the_chain(faces):
     """The end is that of ``infer``, and s * lambda is the curvature that autograd's full Hessian has."""
-    x = digits.images[:1]
-    film = work.watch_chain(digits, x, 1, True)
-    dynamics = digits.trained.dynamics
-    z = sr.infer(digits.trained.model, x, dynamics, rng=torch.Generator().manual_seed(1))
-    assert torch.allclose(film.images[-1:], digits.trained.decode(z), atol=1e-4)
+    x = faces.images[:1]
+    film = work.watch_chain(faces, x, 1, True)
+    dynamics = faces.trained.dynamics
+    z = sr.infer(faces.trained.model, x, dynamics, rng=torch.Generator().manual_seed(1))
+    assert torch.allclose(film.images[-1:], faces.trained.decode(z), atol=1e-4)
     assert len(film.images) == len(film.log_joint) == dynamics.steps + 1
-    model, shapes = digits.trained.model, [layer.shape for layer in z]
+    model, shapes = faces.trained.model, [layer.shape for layer in z]
     sizes = [shape.numel() for shape in shapes]
 
     def log_joint(flat):
@@ -115,7 +115,7 @@ def test_a_film_shows_the_chain(digits):
     largest = float(torch.linalg.eigvalsh(-hessian.double())[-1])
     expected = dynamics.step_size * largest / (1 + dynamics.momentum)
     assert film.stability[-1] == pytest.approx(expected, rel=0.05)
-    quiet = [work.watch_chain(digits, x, 1, False) for _ in range(2)]
+    quiet = [work.watch_chain(faces, x, 1, False) for _ in range(2)]
     assert quiet[0].log_joint == quiet[1].log_joint != film.log_joint
 
 
