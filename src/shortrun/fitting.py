@@ -357,14 +357,15 @@ def _run(loop: Loop, progress: Progress, interrupted: list[str], callback: Callb
     next_evaluation, next_checkpoint = after(run.evaluate_every), after(run.checkpoint_every)
     began_at, began = loop.iteration, time.perf_counter()
     with progress:
-        mark = time.perf_counter()
+        mark = loop.clock()
         while loop.share < 1 and not interrupted:
             info = loop.advance()
-            now = time.perf_counter()
+            now = loop.clock()
             loop.seconds, mark = loop.seconds + now - mark, now
             loop.agree(interrupted)
-            speed = (loop.iteration - began_at) / (now - began)
-            left = (now - began) * (1 - loop.share) / max(loop.share, 1e-9) if loop.share < 1 else 0.0
+            passed = time.perf_counter() - began
+            speed = (loop.iteration - began_at) / passed
+            left = passed * (1 - loop.share) / max(loop.share, 1e-9) if loop.share < 1 else 0.0
             size = loop.state.dynamics
             progress.show(
                 loop.share,
@@ -385,7 +386,7 @@ def _run(loop: Loop, progress: Progress, interrupted: list[str], callback: Callb
                     "latent_std": info.latent_std,
                     "tuning_share": loop.tuning_seconds / max(loop.seconds, 1e-9),
                     "updates": loop.updates,
-                    "updates_per_second": (loop.updates - loop.config.updates_in(began_at)) / (now - began),
+                    "updates_per_second": (loop.updates - loop.config.updates_in(began_at)) / passed,
                     "evaluation_seconds": time.perf_counter() - begun,
                 }
                 # a method without reconstructions has no error, a likelihood without noise no sigma
@@ -397,8 +398,8 @@ def _run(loop: Loop, progress: Progress, interrupted: list[str], callback: Callb
                             writer.add_scalar(key, values[key], loop.iteration)
                 if callback is not None and callback(snapshot(loop)):
                     interrupted.append("the callback")
-                mark = time.perf_counter()  # evaluation is not training time
+                mark = loop.clock()  # evaluation is not training time
             if clock() >= next_checkpoint:
                 next_checkpoint = after(run.checkpoint_every)
                 loop.save()
-                mark = time.perf_counter()
+                mark = loop.clock()

@@ -39,6 +39,9 @@ class RunSettings:
     """T, the number of batches that are learned from; with chains, each gives several updates."""
     minutes: Positive | None = 10.0
     """Stop after this much training time. With both limits, the first one counts."""
+    clock: Literal["wall", "processor"] = "wall"
+    """What measures training time: the clock on the wall, or the time that processors worked for this process, which
+    other work on the machine hardly changes (with several threads it adds up over them)."""
     batch: Annotated[int, Range(1, 1_000_000)] = 64
     """Images per update, over all processes together."""
     learning_rates: tuple[Positive, ...] = (1e-3,)

@@ -82,6 +82,8 @@ class Loop:
         self.seconds, self.recoveries, self.divergent = 0.0, 0, 0
         self.mse = math.nan
         self.tuning_seconds = 0.0
+        self.clock = time.process_time if config.run.clock == "processor" else time.perf_counter
+        """Of training time."""
         self.fitted_prior: Prior | None = None
         """Fitted to the latents of the finished model; none while it still learns."""
         self.history: list[dict[str, Any]] = []
@@ -303,9 +305,9 @@ class Loop:
             self.model.sigma.fill_(schedules.sigma(self.run, self.share))
         if self.learner.tuning_is_due(self.state):
             self.learner.set_rate(self.state, moment)  # which says how far tuning may lead the step
-            begun = time.perf_counter()
+            begun = self.clock()
             self.state = self.learner.tune(self.state, self.draw(self.config.settings.tune_images, "tuning"))
-            self.tuning_seconds += time.perf_counter() - begun
+            self.tuning_seconds += self.clock() - begun
             event = "tuning failed" if self.state.tuning is None else "tuned"
             self.note({"event": event, "step_size": self.state.dynamics.step_size, **(self.state.tuning or {})})
         batch = self.next_batch()

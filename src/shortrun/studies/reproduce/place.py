@@ -58,14 +58,16 @@ class Place:
     def budget(self) -> dict[str, Any]:
         """What all numbers of a report must have in common."""
         names = ("minutes", "updates", "images", "samples")
-        return {name: getattr(self.scale, name) for name in names} | {"threads": self.threads}
+        budget = {name: getattr(self.scale, name) for name in names} | {"threads": self.threads}
+        return budget | ({"clock": self.scale.clock} if self.scale.clock != "wall" else {})
 
     # -- models ---------------------------------------------------------------------------------------
 
     @property
     def cells(self) -> list[Cell]:
         """Without the rows "more images" where fewer updates per chain are not possible: there is one already."""
-        return [c for c in table_cells() if not c.training.fresh or self.model(c.training) == c.training]
+        cells = [c for c in table_cells() if not c.training.fresh or self.model(c.training) == c.training]
+        return [c for c in cells if not any(c.matches(pattern) for pattern in self.scale.left_out)]
 
     @functools.cached_property
     def _configs(self) -> dict[Training, Config]:

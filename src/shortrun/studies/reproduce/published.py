@@ -1,4 +1,4 @@
-"""What the paper reports, and the models that its tables and figures are made of, at three sizes.
+"""What the paper reports, and the models that its tables and figures are made of, at four sizes.
 
 A table is made of cells; a cell shows what was measured of one trained model. Cells whose models have the same settings
 at some size share one model there.
@@ -16,10 +16,10 @@ from shortrun.training.presets import Preset, preset
 
 Target = Literal[
     "all", "table-1", "table-2", "table-L", "table-K", "figure-samples", "figure-reconstruction", "figure-inpainting",
-    "figure-hierarchy", "figure-step-size",
+    "figure-hierarchy", "figure-step-size", "steps", "additions",
 ]  # fmt: skip
-"""What can be reproduced."""
-ScaleName = Literal["smoke", "cpu", "paper"]
+"""What can be reproduced; the last two are questions of our own: K at equal minutes, and what each addition brings."""
+ScaleName = Literal["smoke", "cpu", "night", "paper"]
 COLOUR_SETS = ("svhn", "celeba")
 DATA_SETS = ("mnist", *COLOUR_SETS)
 Equal = Literal["minutes", "updates"]
@@ -82,12 +82,22 @@ class Scale:
     """T_s of the runs that show how the step size is tuned."""
     tune: Literal["grid", "off"] = "grid"
     """How the step size follows the model, except where tuning is what is shown."""
+    large: float = 4.0
+    """Training time of a model of 64x64 images, in units of ``minutes``."""
+    clock: Literal["wall", "processor"] = "wall"
+    """What measures it."""
+    evaluations: int = 10
+    """Points of the curve of each training."""
+    watched: int = 100
+    """Held-out images that the curve is taken on."""
+    prior_images: int = 2000
+    """Training images whose latents a prior is learned from, of each model."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Cells, models and figures that do not earn their time at this size, as patterns, and why."""
     stand_in: dict[str, str] = field(default_factory=dict)
     """Data sets that take the place of the real ones."""
 
 
-PRIOR_IMAGES = 2000
-"""Training images whose latents a prior is learned from, of each model."""
 PUBLISHED_LAYERS = {1: (128,), 3: (32, 64, 128), 5: (64, 64, 64, 96, 128)}
 # A short training fills few latents well: the published ones by four, about as the feature maps of the cpu preset.
 SMALL_LAYERS = {layers: tuple(size // 4 for size in sizes) for layers, sizes in PUBLISHED_LAYERS.items()}
@@ -97,7 +107,26 @@ SCALES: dict[ScaleName, Scale] = {
         tune="off", stand_in={"mnist": "embedded", "svhn": "scenes:60", "celeba": "scenes:70", "scenes": "scenes:60"},
     ),
     "cpu": Scale("cpu", SMALL_LAYERS, 1.5, 2_000, 1_000, 2_000, tune_every=15),
+    "night": Scale(
+        "cpu", PUBLISHED_LAYERS, 20.0, 2_000, 1_000, 2_000, large=2.0, clock="processor", evaluations=20, watched=300,
+        prior_images=10_000, left_out={
+            "*equal_updates*": "the curves compare the same runs at equal updates and at equal images",
+            "table-1/glow*": "20 minutes on one core give it some 15,000 updates of the 300,000 that it would need",
+            "table-2/abp/celeba": "two more colour sets would tell little that SVHN does not",
+            "table-2/vae-iaf/celeba": "two more colour sets would tell little that SVHN does not",
+            "table-K/*": "the target `steps` compares K at equal minutes instead",
+        },
+    ),
     "paper": Scale("paper", PUBLISHED_LAYERS, None, 300_000, 10_000, 40_000),
+}  # fmt: skip
+for _scale in ("smoke", "cpu"):
+    SCALES[_scale].left_out["additions/*seed_[12]"] = "one seed is enough to see that it runs"
+
+
+Without = Literal["along", "marginal", "momentum"]
+# Settings that take one of our additions away.
+WITHOUT: dict[Without, dict[str, Any]] = {
+    "along": {"learn_last": 1}, "marginal": {"entropy": "conditional"}, "momentum": {"momentum": 0.0},
 }  # fmt: skip
 
 
@@ -118,6 +147,10 @@ class Training:
     difference where each chain gives one update."""
     tune: Literal["grid", "gradient"] | None = None
     seed: int = 0
+    without: Without | None = None
+    """short-run: which of our additions to the paper's algorithm is left out."""
+    half: bool = False
+    """Half the training time."""
 
     @property
     def name(self) -> str:
@@ -126,6 +159,8 @@ class Training:
         parts += ["updates"] if self.equal == "updates" else []
         parts += ["fresh"] if self.fresh else []
         parts += [self.tune] if self.tune else []
+        parts += [f"without-{self.without}"] if self.without else []
+        parts += ["half"] if self.half else []
         parts += [f"seed{self.seed}"] if self.seed else []
         return "-".join(parts)
 
@@ -133,23 +168,30 @@ class Training:
         name = scale.stand_in.get(self.data, self.data)
         size = None if name.startswith(("embedded", "scenes", "mnist", "svhn")) else self.size
         config = preset(scale.preset, name, self.method).changed(data_root=data_root, size=size, seed=self.seed)
-        config = config.changed(prior_images=min(PRIOR_IMAGES, config.run.prior_images))
+        config = config.changed(prior_images=min(scale.prior_images, config.run.prior_images), clock=scale.clock)
         if self.method != "glow":
             config = config.changed(network={"kind": self.kind, "latent_sizes": scale.layers[self.layers]})
         config = self._with_steps(config, scale)
+        if self.without is not None:
+            config = config.changed(**WITHOUT[self.without])
         iterations, minutes = config.run.iterations, config.run.minutes
         if self.equal == "updates":
             iterations, minutes = config.iterations_for(scale.updates), None
             config = config.changed(batch=preset(scale.preset, name).run.batch)
         elif scale.minutes is not None:
-            iterations, minutes = None, scale.minutes * ((self.size or 32) / 32) ** 2
+            iterations, minutes = None, scale.minutes * (scale.large if self.size == 64 else 1.0) * self._share
         moments = iterations if minutes is None else 60 * minutes
         assert moments is not None
-        every = max(moments / 10, 6) if minutes is None else moments / 10
+        points = scale.evaluations
+        every = max(moments / points, 6) if minutes is None else moments / points
         return config.changed(
             iterations=iterations, minutes=minutes, evaluate_every=every, checkpoint_every=max(every / 2, 1),
-            evaluate_images=min(config.run.evaluate_images, scale.images),
+            evaluate_images=min(scale.watched, config.run.evaluate_images if scale.minutes is None else scale.images),
         )  # fmt: skip
+
+    @property
+    def _share(self) -> float:
+        return 0.5 if self.half else 1.0
 
     def _with_steps(self, config: Config, scale: Scale) -> Config:
         """The length of the chains, and what depends on it; methods without chains stay as they are."""
@@ -220,6 +262,21 @@ def table_cells() -> list[Cell]:
     for steps, (mse, fid) in TABLE_K.items():
         training = Training("celeba", layers=5, steps=steps, equal="updates")
         cells.append(Cell("table-K", f"K={steps}", "celeba", training, {"mse": mse, "fid": fid}))
+    return cells + own_cells()
+
+
+def own_cells() -> list[Cell]:
+    """What the paper does not ask: K at equal minutes, and our own additions, each left out in turn."""
+    unknown: dict[str, float | None] = {"mse": None, "fid": None}
+    cells = [
+        Cell("steps", f"K={steps}, equal minutes", "celeba", Training("celeba", layers=5, steps=steps), unknown)
+        for steps in (10, 25, 50)
+    ]
+    for without in (None, *WITHOUT):
+        row = "all of ours" if without is None else f"without {without}"
+        for seed in (0, 1, 2):
+            training = Training("svhn", seed=seed, without=without, half=True)
+            cells.append(Cell("additions", row, f"svhn seed {seed}", training, unknown, with_fid=False))
     return cells
 
 
