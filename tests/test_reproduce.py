@@ -191,7 +191,7 @@ def test_the_step_size_figure_compares_both_objectives(tmp_path):
 
 @pytest.mark.parametrize("chosen", [0.02, [0.02, 0.01], [[0.005, 0.02], [0.01, 0.001]]])
 def test_the_chosen_step_is_read_from_lines_of_any_version(chosen):
-    assert figures.chosen_delta(chosen) == pytest.approx(0.2)
+    assert models.chosen_delta(chosen) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(

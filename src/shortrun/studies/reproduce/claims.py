@@ -207,7 +207,7 @@ def against_ladder(rows: Sequence[Row]) -> tuple[list[str], list[list[str]], str
     models = {row.cell.training: row.model for row in rows}
     compared = set()
     heads = ["equal", "data", "L", "Ladder-VAE, draw", "short run, draw", "lower",
-             "Ladder-VAE, centre", "short run, quiet end", "lower"]  # fmt: skip
+             "Ladder-VAE, centre", "short run, centre", "lower"]  # fmt: skip
     lines = []
     won: dict[tuple[str, str], list[bool]] = {}
     for variant, (equal, fresh) in VARIANTS.items():

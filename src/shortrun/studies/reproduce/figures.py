@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import math
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shortrun.files import read_lines, write_json
+from shortrun.files import write_json
 from shortrun.masks import make_mask
 from shortrun.metrics.errors import mse_per_image
 from shortrun.pictures import sample_rows, save_grid, save_lines, save_objectives
@@ -26,7 +26,7 @@ from shortrun.studies.reproduce.published import (
     STEP_SIZE_RUNS,
     Training,
 )
-from shortrun.studies.sources import machine, training_of
+from shortrun.studies.sources import machine
 from shortrun.trained import Trained
 
 MASKS = ("lower-half", "random:0.3", "blocks:8:3")
@@ -105,11 +105,6 @@ def draw_hierarchy(place: Place) -> dict[str, Any]:
     return {"reader": quality, "shares": shares}
 
 
-def chosen_delta(step_size: float | Sequence[Any]) -> float:
-    """``delta = sqrt(2 s)`` of the longest step; older lines of ``metrics.jsonl`` hold all of them, in lists."""
-    return math.sqrt(2 * float(torch.tensor(step_size).max()))
-
-
 def objective_panels(moments: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[str, Any, Any]]]:
     """One panel per objective: a curve (name, delta, free energy) for each moment of learning."""
     return {
@@ -120,30 +115,26 @@ def objective_panels(moments: Sequence[Mapping[str, Any]]) -> dict[str, list[tup
 
 def draw_step_size(place: Place) -> dict[str, Any]:
     """The tuned step over learning, by grid and by gradient; and the two objectives for single step sizes."""
-    tuned = []
-    for training in STEP_SIZE_RUNS:
-        points = [
-            (line["iteration"], chosen_delta(line["chosen"]))
-            for line in read_lines(place.run(training) / "metrics.jsonl")
-            if line.get("event") == "tuned" and "chosen" in line
-        ]
-        tuned.append(
-            {
-                "tune": training.tune,
-                "seed": training.seed,
-                "iterations": place.trained(training).info["iterations"],
-                "iteration": [iteration for iteration, _ in points],
-                "delta": [delta for _, delta in points],
-            }
-        )
+    results = {t: json.loads(place.result(t).read_text()) for t in STEP_SIZE_RUNS}
+    tuned = [
+        {
+            "tune": training.tune,
+            "seed": training.seed,
+            "iterations": result["training"]["iterations"],
+            "iteration": [iteration for iteration, _ in result["tuned"]],
+            "delta": [delta for _, delta in result["tuned"]],
+        }
+        for training, result in results.items()
+    ]
     for tune in ("grid", "gradient"):
         series = [(f"seed {run['seed']}", run["iteration"], run["delta"]) for run in tuned if run["tune"] == tune]
         labels = ("iteration", "chosen delta (s = delta^2 / 2)")
         level = (PAPER_DELTA, f"the paper: {PAPER_DELTA}")
         save_lines(place.out / f"step-size-{tune}.png", series, labels, f"tuned by {tune}", log_y=True, level=level)
-    moments = read_lines(place.run(STEP_SIZE_RUNS[0]) / "objective.jsonl")
+    moments = results[STEP_SIZE_RUNS[0]]["objective"]
     if not moments:
-        raise ValueError(f"{place.run(STEP_SIZE_RUNS[0])} was trained without the objective; remove it to train again")
+        path = place.run(STEP_SIZE_RUNS[0])
+        raise ValueError(f"{path} was trained without the objective; remove it and its result to train again")
     mark = (PAPER_DELTA, f"the paper's {PAPER_DELTA}")
     save_objectives(place.out / "step-size-objective.png", objective_panels(moments), mark)
     return {"tuned": tuned, "objective": moments}
@@ -161,7 +152,7 @@ DRAWN: dict[str, Callable[[Place], dict[str, Any]]] = {
 def do_figure(place: Place, name: str) -> str:
     """Draw a figure, and note what it was drawn from."""
     numbers = DRAWN[name](place)
-    models = {training.name: training_of(place.trained(training).info) for training in place.models(name)}
+    models = {t.name: json.loads(place.result(t).read_text())["training"] for t in place.models(name)}
     note = {**numbers, "models": models, "command": place.command(name), "machine": machine()}
     write_json(place.drawn(name), note)
     return "drawn"

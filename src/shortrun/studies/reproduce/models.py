@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,20 @@ from shortrun.core.free_energy import Entropy, Estimation, Estimator, free_energ
 from shortrun.core.langevin import Langevin
 from shortrun.core.latents import dimensions
 from shortrun.core.model import NotPossibleError
-from shortrun.files import append_line, read_lines, write_json
+from shortrun.files import append_line, read_lines, write_json, write_lines
 from shortrun.fitting import fit as fit_model
 from shortrun.fitting import not_interrupted
 from shortrun.metrics.errors import mse_per_image
 from shortrun.processes import processes
 from shortrun.studies.reproduce.claims import show
 from shortrun.studies.reproduce.place import Place
-from shortrun.studies.reproduce.published import FIGURES, QUIET_STEPS, STEP_SIZE_RUNS, Training, table_cells
+from shortrun.studies.reproduce.published import FIGURES, STEP_SIZE_RUNS, Training, table_cells
 from shortrun.studies.sources import machine, training_of
-from shortrun.trained import Trained
+from shortrun.trained import By, Trained
 from shortrun.training.config import Config
+from shortrun.training.run_folder import METRICS
 
+CURVE, OBJECTIVE = "curve.jsonl", "objective.jsonl"  # in the folder of a run
 ENCODERS, CHAINS = ("vae", "vae-iaf", "ladder-vae"), ("short-run", "abp")
 OBJECTIVES: dict[Entropy, str] = {
     "conditional": "the paper's objective (conditional entropy)",
@@ -45,15 +48,37 @@ def do_training(place: Place, training: Training, fit: Callable[..., Trained] = 
             raise ValueError(f"{folder} holds a run with other settings ({', '.join(changed)}); name another --runs")
     if (folder / "finished.json").is_file():
         return
-    callback = None
+    watchers: list[Callable[[Trained], None]] = [
+        Curve(folder / CURVE, place.held_out(training, place.scale.watched), config)
+    ]
     if place.model(training) == place.model(STEP_SIZE_RUNS[0]):
-        callback = Objective(folder / "objective.jsonl", place.held_out(training, Objective.IMAGES))
+        watchers.append(Objective(folder / OBJECTIVE, place.held_out(training, Objective.IMAGES)))
+
+    def watch(trained: Trained) -> None:
+        for watcher in watchers:
+            watcher(trained)
+
     trained = fit(
         None, place.load(training, "train"), validation=place.load(training, "test"), config=config, folder=folder,
-        resume=started, quiet=place.quiet, callback=callback,
+        resume=started, quiet=place.quiet, callback=watch,
     )  # fmt: skip
     not_interrupted(trained)
     write_json(folder / "finished.json", {"seconds": trained.info["seconds"], "mse": trained.info["mse"]})
+
+
+class Curve:
+    """Held-out error of draws and of centres at each evaluation, with what it has cost until then."""
+
+    def __init__(self, path: Path, x: Tensor, config: Config) -> None:
+        self.path, self.x, self.batch = path, x, config.run.batch
+
+    def __call__(self, trained: Trained) -> None:
+        info = trained.info
+        line = {key: info[key] for key in ("seconds", "iterations", "updates")}
+        known = [point for point in read_lines(self.path) if point["iterations"] < info["iterations"]]
+        with contextlib.suppress(NotPossibleError):
+            line |= errors_of(trained, self.x, info["seed"])
+        write_lines(self.path, [*known, line | {"images": info["iterations"] * self.batch}])
 
 
 class Objective:
@@ -93,7 +118,7 @@ def do_model(place: Place, training: Training, train: Callable[[Place, Training]
     trained, path = place.trained(training).to(processes().device), place.result(training)
     result = json.loads(path.read_text()) if path.is_file() else {}
     if result.get("training") != training_of(trained.info):  # nothing was measured yet, or of another training
-        result = describe(place, training, trained) | {"measured": measure_error(place, training, trained)}
+        result = describe(place, training, trained) | {"measured": measure_error(place, training)}
         write_json(path, result)
     if place.wants_fid(training) and "fid" not in result["measured"]:
         result["measured"] |= measure_samples(place, training, trained)
@@ -103,37 +128,57 @@ def do_model(place: Place, training: Training, train: Callable[[Place, Training]
 
 
 def describe(place: Place, training: Training, trained: Trained) -> dict[str, Any]:
-    """What is needed to repeat the numbers of a model."""
+    """What is needed to repeat the numbers of a model, and what happened while it learned."""
     command = place.command("all", training.name)
     if not any(cell.training == training for cell in table_cells()):
         command = place.command(next(name for name in FIGURES if training in place.models(name)))
     return {
         "command": command, "machine": machine(), "budget": place.budget, "parameters": trained.parameter_count,
-        "training": training_of(trained.info),
+        "training": training_of(trained.info), "curve": read_lines(place.run(training) / CURVE),
+        **step_sizes(place, training, trained),
     }  # fmt: skip
 
 
-def measure_error(place: Place, training: Training, trained: Trained) -> dict[str, Any]:
+def step_sizes(place: Place, training: Training, trained: Trained) -> dict[str, Any]:
+    """What the step size figure shows of a run; nothing for others."""
+    if place.model(training) not in place.models("figure-step-size"):
+        return {}
+    lines = read_lines(place.run(training) / METRICS)
+    tuned = [line for line in lines if line.get("event") == "tuned" and "chosen" in line]
+    return {
+        "tuned": [[line["iteration"], chosen_delta(line["chosen"])] for line in tuned],
+        "objective": read_lines(place.run(training) / OBJECTIVE),
+    }
+
+
+def chosen_delta(step_size: float | Sequence[Any]) -> float:
+    """``delta = sqrt(2 s)`` of the longest step; older lines of ``metrics.jsonl`` hold all of them, in lists."""
+    return math.sqrt(2 * float(torch.tensor(step_size).max()))
+
+
+def measure_error(place: Place, training: Training) -> dict[str, Any]:
     """MSE of held-out images, from a draw from q(z | x) and from its centre, where the method has both.
 
     Draws are compared with draws and centres with centres: the end of a chain is a draw, and with d latents that the
     posterior leaves free its noise alone adds up to ``d sigma^2 / pixels`` to the MSE.
     """
-    x = place.held_out(training, place.scale.images)
-
-    def mse(**options: Any) -> tuple[float, int]:
-        shown = trained.reconstruction(x, seed=training.seed, **options)  # the same chains each time
-        return float(mse_per_image(shown.images, x)[~shown.divergent].mean()), int(shown.divergent.sum())
-
     try:
-        error, divergent = mse(by="draw")
+        x = place.held_out(training, place.scale.images)
+        return errors_of(place.trained(training), x, training.seed) | {"images": len(x)}
     except NotPossibleError as reason:
         return {"no_mse": str(reason)}
-    found: dict[str, Any] = {"mse": error, "images": len(x), "divergent": divergent}
-    if training.method in ENCODERS:
-        found["mse_centre"] = mse(by="method")[0]
-    elif training.method in CHAINS:
-        found["mse_centre"] = mse(quiet_steps=min(QUIET_STEPS, trained.dynamics.steps))[0]
+
+
+def errors_of(trained: Trained, x: Tensor, seed: int) -> dict[str, Any]:
+    """MSE of draws and, where the method has them, of centres; chains that got lost are counted and left out."""
+    found: dict[str, Any] = {}
+    ways: dict[str, By] = {"mse": "draw", "mse_centre": "centre"}
+    for name, by in ways.items():
+        if by == "centre" and trained.method not in (*ENCODERS, *CHAINS):
+            continue
+        shown = trained.reconstruction(x, by=by, seed=seed)  # the same chains each time
+        found[name] = float(mse_per_image(shown.images, x)[~shown.divergent].mean())
+        found |= {"divergent": int(shown.divergent.sum())} if by == "draw" else {}
     return found
 
 

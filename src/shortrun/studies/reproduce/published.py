@@ -23,8 +23,6 @@ ScaleName = Literal["smoke", "cpu", "night", "paper"]
 COLOUR_SETS = ("svhn", "celeba")
 DATA_SETS = ("mnist", *COLOUR_SETS)
 Equal = Literal["minutes", "updates"]
-QUIET_STEPS = 10
-"""Steps without noise that lead from a draw to the centre of q(z | x)."""
 
 
 # --- what the paper reports ---------------------------------------------------------------------------

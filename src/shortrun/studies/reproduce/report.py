@@ -30,7 +30,6 @@ from shortrun.studies.reproduce.place import Place
 from shortrun.studies.reproduce.published import (
     DATA_SETS,
     PICTURES,
-    QUIET_STEPS,
     TABLE_1,
     TABLE_K,
     Training,
@@ -114,8 +113,8 @@ def _conclusions(place: Place, rows: Sequence[Row], document: _Document) -> None
     if lines:
         note = (
             "Each number is an error per pixel. A draw from q(z | x) carries its noise into the image, the centre does "
-            f"not; for chains, the centre is where the last {QUIET_STEPS} steps lead without noise. The paper does not "
-            "say which of the two it measures of an encoder."
+            "not; for chains, the centre is where they end if their steps take no noise. The paper does not say which "
+            "of the two it measures of an encoder."
         )
         document.add("Short run inference against Ladder-VAE", [summary, note, (heads, lines)])
 
