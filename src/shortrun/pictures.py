@@ -129,6 +129,27 @@ def save_panels(
     _save(figure, path)
 
 
+def save_curves(path: Path, panels: dict[str, list[Line]], labels: tuple[str, str]) -> None:
+    """Curves over time in panels side by side, errors on a logarithmic scale, with one legend for all."""
+    figure = Figure(figsize=(3.7 * len(panels), 3.5), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)
+    named: dict[str, Any] = {}
+    for axis, (title, series) in zip(axes[0], panels.items(), strict=True):
+        for name, (colour, line), x, y in series:
+            named[name] = axis.plot(x, y, color=colour, linestyle=line, linewidth=1.5, label=name)[0]
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:.3g}")
+        axis.yaxis.set_minor_formatter("{x:.2g}")
+        axis.tick_params(labelsize=8, which="both")
+        axis.set_xlabel(labels[0])
+        axis.set_title(title, fontsize=10)
+        axis.grid(alpha=0.25, which="both")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].set_ylabel(labels[1])
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    _save(figure, path)
+
+
 def save_objectives(
     path: Path,
     panels: dict[str, list[tuple[str, Sequence[float], Sequence[float | None]]]],

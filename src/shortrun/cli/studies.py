@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -49,6 +50,8 @@ class Reproduce:
 
     One table on two cores: shortrun reproduce table-K --preset cpu
 
+    Evidence at a budget that means something, eight to nine hours on two cores: shortrun reproduce all --preset night
+
     One cell of it: shortrun reproduce table-K --preset cpu --only '*/K=25/*'
 
     What is finished is not done again: the same command continues where it was stopped.
@@ -56,7 +59,7 @@ class Reproduce:
 
     target: Positional[Target]
     preset: ScaleName = "cpu"
-    """smoke: seconds; cpu: minutes per model; paper: as published."""
+    """smoke: seconds; cpu: minutes per model; night: 20 minutes per model, fewer models; paper: as published."""
     out: Path | None = None
     """Folder for numbers, pictures and the report; by default results/PRESET."""
     runs: Path | None = None
@@ -64,9 +67,9 @@ class Reproduce:
     only: str = "*"
     """Only cells (table-1/short-run_L=3/svhn), models (svhn-short-run-L3-K25) or figures that match this pattern."""
     minutes_per_cell: float | None = None
-    """Training time of each model of 32x32 images (64x64: four times as much), instead of the preset's."""
-    jobs: int = 1
-    """Number of models that are trained or measured at a time."""
+    """Training time of each model of 32x32 images, instead of the preset's; of 64x64 four times as much, at night twice."""
+    jobs: int | None = None
+    """Number of models that are trained or measured at a time: one, at night one for each core."""
     fid: bool = True
     """Take FID and KID; without a GPU they need more time than training, and can be added later."""
     originals: bool = True
@@ -87,9 +90,9 @@ class Reproduce:
             scale = dataclasses.replace(scale, minutes=self.minutes_per_cell)
         out = self.out or Path("results") / self.preset
         runs = self.runs or Path("runs") / f"reproduce-{self.preset}"
-        place = Place(
-            out, runs, self.preset, scale, self.data_root, fid=self.fid, jobs=self.jobs, originals=self.originals
-        )
+        jobs = self.jobs if self.jobs is not None else (os.cpu_count() or 1) if self.preset == "night" else 1
+        originals = self.originals and self.preset != "night"  # whose results are made to be published
+        place = Place(out, runs, self.preset, scale, self.data_root, fid=self.fid, jobs=jobs, originals=originals)
         failed = reproduce(self.target, place, self.only)
         print(f"wrote {out / 'report.html'}")
         if failed:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shortrun import metrics
 from shortrun.core.free_energy import Entropy, Estimation, Estimator, free_energy_details, mean_free_energy
 from shortrun.core.langevin import Langevin
 from shortrun.core.latents import dimensions
@@ -123,6 +124,7 @@ def do_model(place: Place, training: Training, train: Callable[[Place, Training]
     if place.wants_fid(training) and "fid" not in result["measured"]:
         result["measured"] |= measure_samples(place, training, trained)
         write_json(path, result)
+        measure_real(place, training)
     found = result["measured"]
     return ", ".join(f"{name.upper()} {show(found[name], name)}" for name in ("mse", "fid") if name in found)
 
@@ -183,6 +185,18 @@ def errors_of(trained: Trained, x: Tensor, seed: int) -> dict[str, Any]:
 
 
 SCORES = ("fid", "kid", "kid_deviation")
+
+
+def measure_real(place: Place, training: Training) -> None:
+    """FID and KID of training images against as many others, once for each data set: the bias for so few images."""
+    path = place.out / f"real-{training.data}{training.size or ''}.json"
+    count = place.scale.samples
+    images = place.load(training, "train")
+    if path.is_file() or len(images) < 2 * count:
+        return
+    real = images.part(2 * count)
+    scores = metrics.compare_sets(real[:count], real[count:], place.network(), quiet=place.quiet)
+    write_json(path, scores | {"machine": machine(), "checksum": images.checksum})
 
 
 def measure_samples(place: Place, training: Training, trained: Trained) -> dict[str, Any]:

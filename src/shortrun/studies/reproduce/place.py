@@ -52,7 +52,8 @@ class Place:
 
     @property
     def threads(self) -> int:
-        return max(1, torch.get_num_threads() // self.jobs)
+        """Of each model: its share of all; one where the time of processors is what is measured."""
+        return 1 if self.scale.clock == "processor" else max(1, torch.get_num_threads() // self.jobs)
 
     @property
     def budget(self) -> dict[str, Any]:
@@ -90,6 +91,13 @@ class Place:
         For example, without a limit of minutes, methods have equal updates anyway.
         """
         return self._models.get(self.config(training), training)
+
+    @property
+    def planned(self) -> list[Training]:
+        """All models of the tables and figures at this size, each once."""
+        figures = [name for name in FIGURES if name not in self.scale.left_out]
+        models = [self.model(cell.training) for cell in self.cells]
+        return list(dict.fromkeys(models + [model for name in figures for model in self.models(name)]))
 
     def models(self, figure: str) -> list[Training]:
         """The models that a figure shows, each once."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from shortrun import metrics
 from shortrun.files import write_atomically
-from shortrun.pictures import Line, save_panels
+from shortrun.pictures import Line, save_curves, save_panels
 from shortrun.studies.hierarchy import FACTORS
 from shortrun.studies.report import markdown_table, page, paragraph, picture, section, table
 from shortrun.studies.reproduce.claims import (
@@ -35,6 +35,7 @@ from shortrun.studies.reproduce.published import (
     Training,
     table_cells,
 )
+from shortrun.studies.reproduce.questions import HELD, NOT_HELD, UNDECIDED, Known, answers
 
 PAPER_LINE = ("0.6", ":")
 
@@ -99,6 +100,68 @@ def draw_tables(place: Place, rows: Sequence[Row]) -> dict[str, Path]:
             drawn[target] = place.out / f"{target}.png"
             save_panels(drawn[target], panels, (label, "held-out MSE"), log_x=target == "table-K")
     return drawn
+
+
+SHOWN_CURVES: dict[str, tuple[tuple[str, str], Training]] = {
+    "short-run, L = 3": (("tab:blue", "-"), Training("")),
+    "Ladder-VAE, L = 3": (("tab:orange", "-"), Training("", "ladder-vae")),
+    "VAE": (("tab:green", "-"), Training("", "ladder-vae", 1)),
+    "short-run, L = 1": (("tab:blue", "--"), Training("", layers=1)),
+    "GLO": (("tab:gray", "-"), Training("", "glo", 1)),
+}
+
+
+def draw_curves(place: Place, rows: Sequence[Row]) -> Path | None:
+    """Error of draws over the time of training, a panel for each data set of which there is a curve."""
+    known = Known(rows)
+    panels: dict[str, list[Line]] = {}
+    for name in DATA_SETS:
+        for label, (style, training) in SHOWN_CURVES.items():
+            curve = [line for line in known.curve(replace(training, data=name)) if line.get("mse") is not None]
+            if curve:
+                minutes = [line["seconds"] / 60 for line in curve]
+                panels.setdefault(name, []).append((label, style, minutes, [line["mse"] for line in curve]))
+    if not panels:
+        return None
+    path = place.out / "curves.png"
+    save_curves(path, panels, ("minutes of training", "held-out MSE of draws"))
+    return path
+
+
+def _questions(place: Place, rows: Sequence[Row], document: _Document) -> None:
+    for question, found in answers(place, rows).items():
+        counts = ", ".join(f"{sum(a.verdict == v for a in found)} {v}" for v in (HELD, NOT_HELD, UNDECIDED))
+        content: list[Content] = [f"{counts}."] if found else ["Not measured yet."]
+        if found:
+            content.append((["claim", "verdict", "evidence"], [list(answer) for answer in found]))
+        document.add(question, content)
+    curves = draw_curves(place, rows)
+    if curves is not None:
+        note = f"On {place.scale.watched} held-out images; the learning rate falls in the last 40 % of each run."
+        document.add("Learning curves", [note, curves])
+
+
+def _left_out(place: Place, document: _Document) -> None:
+    missing = [t.name for t in place.planned if not place.result(t).is_file()]
+    if missing and place.scale.left_out:
+        document.add(f"Not measured yet: {len(missing)} of {len(place.planned)} models", [", ".join(missing)])
+    if place.scale.left_out:
+        lines = [[pattern, reason] for pattern, reason in place.scale.left_out.items()]
+        document.add("Left out at this size, and why", [(["what", "why"], lines)])
+
+
+def _real(place: Place, document: _Document) -> None:
+    """How far real images are from other real ones: what FID and KID would say of perfect samples."""
+    lines = [
+        [path.stem.removeprefix("real-"), f"{found['samples']:,}", show(found["fid"], "fid"),
+         f"{found['kid']:.5f}", f"{found['kid_deviation']:.5f}"]
+        for path in sorted(place.out.glob("real-*.json"))
+        for found in [json.loads(path.read_text())]
+    ]  # fmt: skip
+    if lines:
+        note = "Training images against as many other training images: FID is biased for so few, KID is not."
+        heads = ["data", "images", "FID", "KID", "deviation of KID over its subsets"]
+        document.add("Real images against real ones", [note, (heads, lines)])
 
 
 def _conclusions(place: Place, rows: Sequence[Row], document: _Document) -> None:
@@ -191,8 +254,9 @@ def _sources(place: Place, document: _Document) -> None:
 
 def _introduction(place: Place) -> str:
     scale = place.scale
-    budget = "as published" if scale.minutes is None else f"{scale.minutes:g} minutes of training per model"
-    large = "" if scale.minutes is None else f" ({4 * scale.minutes:g} for 64x64)"
+    time = "minutes" if scale.clock == "wall" else "minutes of processor time, on one thread,"
+    budget = "as published" if scale.minutes is None else f"{scale.minutes:g} {time} of training per model"
+    large = "" if scale.minutes is None else f" ({scale.large * scale.minutes:g} for 64x64)"
     layers = "; ".join(f"L = {count}: {', '.join(map(str, sizes))}" for count, sizes in scale.layers.items())
     return (
         f"Preset {place.scale_name}: {budget}{large}, or {scale.updates:,} updates where updates are equal; MSE per "
@@ -211,9 +275,12 @@ def write_report(place: Place, failed: dict[str, str]) -> None:
     notes = place.out / "notes.md"
     if notes.is_file():
         document.add("Reading the results", [" ".join(part.split()) for part in notes.read_text().split("\n\n")])
+    _questions(place, rows, document)
     _conclusions(place, rows, document)
+    _real(place, document)
     _tables(place, rows, document)
     _figures(place, document)
+    _left_out(place, document)
     _sources(place, document)
     if failed:
         document.add("What failed", [(["what", "why"], list(failed.items()))])

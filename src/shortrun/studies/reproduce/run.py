@@ -65,19 +65,27 @@ def reproduce(
     check(place, models)
     place.out.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
+    waiting = set(models)
+
+    def draw_what_is_ready() -> None:
+        """Each figure as soon as its models are done: if all is stopped then, their folders are not needed again."""
+        for name in [name for name in undrawn if not waiting.intersection(place.models(name))]:
+            undrawn.remove(name)
+            missing = [t.name for t in place.models(name) if t.name in failed]
+            outcome, error = ("", f"needs {', '.join(missing)}") if missing else _attempt(do_figure, place, name)
+            log(f"{name}: {error or outcome}")
+            if error:
+                failed[name] = error
+        write_report(place, failed)
+
     with contextlib.closing(_each(place, models, do_model)) as done:
         for i, (training, outcome, error) in enumerate(done, 1):
             log(f"model {i} of {len(models)}, {training.name}: {error or outcome}")
+            waiting.discard(training)
             if error:
                 failed[training.name] = error
-            write_report(place, failed)
-    for name in undrawn:
-        missing = [t.name for t in place.models(name) if t.name in failed]
-        outcome, error = ("", f"needs {', '.join(missing)}") if missing else _attempt(do_figure, place, name)
-        log(f"{name}: {error or outcome}")
-        if error:
-            failed[name] = error
-    write_report(place, failed)
+            draw_what_is_ready()
+    draw_what_is_ready()
     return [f"{name}: {error}" for name, error in failed.items()]
 
 
@@ -88,7 +96,9 @@ def _chosen(target: Target, place: Place, only: str) -> tuple[list[Cell], list[s
     figures = [
         name
         for name, models in FIGURES.items()
-        if target in ("all", name) and any(fnmatch.fnmatch(n, only) for n in (name, *(t.name for t in models)))
+        if target in ("all", name)
+        and name not in place.scale.left_out
+        and any(fnmatch.fnmatch(n, only) for n in (name, *(t.name for t in models)))
     ]
     if not cells and not figures:
         names = [c.name for c in of_target][:3] + [t.name for t in FIGURES.get(target, [])][:3]
@@ -135,8 +145,13 @@ def _each(
 ) -> Generator[tuple[Training, str, str], None, None]:
     """Each model with what came out and what went wrong; several at a time in processes of their own."""
     if place.jobs == 1:
-        for training in models:
-            yield training, *_attempt(do_model, place, training)
+        before = torch.get_num_threads()
+        torch.set_num_threads(place.threads)
+        try:
+            for training in models:
+                yield training, *_attempt(do_model, place, training)
+        finally:
+            torch.set_num_threads(before)
         return
     waiting, quiet = iter(models), replace(place, quiet=True)
     context = multiprocessing.get_context("spawn")
