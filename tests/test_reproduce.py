@@ -124,7 +124,7 @@ def test_shares_of_layers_whose_roles_are_known():
 def test_every_table_and_figure(tmp_path):
     here = place(tmp_path)
     assert quietly("all", here) == []
-    for cell in pub.table_cells():
+    for cell in here.cells:
         row = json.loads(here.result(cell.training).read_text())
         assert "mse" in row["measured"] or cell.training.method == "glow"
         assert "mse_centre" in row["measured"] or cell.training.method in ("glo", "glow")
