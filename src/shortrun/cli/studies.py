@@ -67,7 +67,7 @@ class Reproduce:
     only: str = "*"
     """Only cells (table-1/short-run_L=3/svhn), models (svhn-short-run-L3-K25) or figures that match this pattern."""
     minutes_per_cell: float | None = None
-    """Training time of each model of 32x32 images, instead of the preset's; 64x64: four times as much, at night twice."""
+    """Training time of each model of 32x32 images, instead of the preset's; 64x64: four times as much, night: twice."""
     jobs: int | None = None
     """Number of models that are trained or measured at a time: one, at night one for each core."""
     fid: bool = True
