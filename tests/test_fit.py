@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,27 @@ QUICK = {"iterations": 12, "batch": 16, "steps": 8, "quiet": True, "tune_every":
 
 def weights(trained):
     return {key: value.clone() for key, value in trained.state_dict().items()}
+
+
+class Idle(Decoder):
+    """Waits more than it works."""
+
+    def forward(self, z):
+        time.sleep(0.01)
+        return super().forward(z)
+
+
+def test_minutes_of_processor_time_do_not_pass_while_a_process_waits():
+    def waited(clock):
+        """Seconds of sleep at least, and of the budget."""
+        model = sr.GaussianModel(Idle(), latent_shapes=[(2,), (3,)])
+        trained = sr.fit(model, pictures(), minutes=0.005, clock=clock, batch=16, steps=8, prior="normal", quiet=True)
+        return 0.01 * 8 * trained.info["iterations"], trained.info["seconds"]
+
+    slept, seconds = waited("wall")
+    assert slept < seconds
+    slept, seconds = waited("processor")
+    assert slept > seconds >= 0.3
 
 
 # --- data -------------------------------------------------------------------------------------------
