@@ -64,6 +64,7 @@ class Idle(Decoder):
         return super().forward(z)
 
 
+@pytest.mark.slow
 def test_minutes_of_processor_time_do_not_pass_while_a_process_waits():
     def waited(clock):
         """Seconds of sleep at least, and of the budget."""
