@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from shortrun.learners.adapt import Rules
+from shortrun.learners.chain_settings import ShortRunSettings
 from shortrun.studies.reproduce.claims import Row, figure_claims, show
 from shortrun.studies.reproduce.place import Place
 from shortrun.studies.reproduce.published import (
@@ -20,6 +22,7 @@ from shortrun.studies.reproduce.published import (
     WITHOUT,
     Training,
 )
+from shortrun.training.config import Config
 
 HELD, NOT_HELD, UNDECIDED = "held", "not held", "undecided"
 DECISIVE = 0.15
@@ -30,7 +33,7 @@ MEASURES = {
     "mse": "MSE of draws", "mse_centre": "MSE of centres", "fid": "FID from N(0, I)",
     "fid_learned": "FID from the learned prior", "kid_learned": "KID from the learned prior",
 }  # fmt: skip
-COSTS = {"seconds": "time", "updates": "updates", "images": "images seen"}
+COSTS = {"seconds": "time", "updates": "updates", "images": "images seen", "passes": "passes through the generator"}
 
 
 class Answer(NamedTuple):
@@ -67,18 +70,32 @@ def at(curve: Sequence[Mapping[str, float]], cost: str, spent: float, measure: s
     return y0 + (y1 - y0) * (spent - x0) / (x1 - x0)
 
 
+def passes(config: Config) -> float:
+    """Forward and backward passes through the generator for each image that is learned from.
+
+    A chain of K steps visits K + 1 points, some of which also give updates; the price of steepness takes three passes
+    for a share of the images. Encoders and codes take one pass.
+    """
+    settings = config.settings
+    if isinstance(settings, ShortRunSettings) and config.method == "short-run":
+        return settings.steps + 1 + (3 * Rules().share if settings.step_control == "bound" else 0)
+    return settings.steps + 1 if config.method == "abp" else 1
+
+
 class Known:
     """Results by model, whatever cell shows them."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[Row], place: Place) -> None:
         self.results = {row.cell.training: row.result for row in rows}
+        self.place = place
 
     def value(self, training: Training, measure: str) -> float | None:
         found = self.results.get(training)
         return None if found is None else found["measured"].get(measure)
 
     def curve(self, training: Training) -> list[dict[str, Any]]:
-        return self.results.get(training, {}).get("curve", [])
+        each = passes(self.place.config(training))
+        return [line | {"passes": each * line["images"]} for line in self.results.get(training, {}).get("curve", [])]
 
 
 def falling(known: Known) -> list[Answer]:
@@ -101,7 +118,7 @@ def falling(known: Known) -> list[Answer]:
 
 
 def ahead_of_ladder(known: Known) -> list[Answer]:
-    """Where is short run inference ahead of Ladder-VAE: at equal time, equal updates, equal images seen?
+    """Where is short run inference ahead of Ladder-VAE: at equal time, updates, images seen, passes?
 
     From the curves of the same runs, on fewer images than the tables. A run that is read before its end has not had its
     learning rate fall yet.
@@ -200,7 +217,7 @@ ADDITIONS = {
 
 def answers(place: Place, rows: Sequence[Row]) -> dict[str, list[Answer]]:
     """All questions with what is known; those about which nothing is known yet have an empty list."""
-    known = Known(rows)
+    known = Known(rows, place)
     return {
         "1. Do errors fall with L, and with K?": falling(known),
         "2. Where is short run inference ahead of Ladder-VAE?": ahead_of_ladder(known),

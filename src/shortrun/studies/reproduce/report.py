@@ -113,7 +113,7 @@ SHOWN_CURVES: dict[str, tuple[tuple[str, str], Training]] = {
 
 def draw_curves(place: Place, rows: Sequence[Row]) -> Path | None:
     """Error of draws over the time of training, a panel for each data set of which there is a curve."""
-    known = Known(rows)
+    known = Known(rows, place)
     panels: dict[str, list[Line]] = {}
     for name in DATA_SETS:
         for label, (style, training) in SHOWN_CURVES.items():
