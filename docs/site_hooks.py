@@ -21,7 +21,14 @@ HOME = "files"
 """Where the site keeps files of the repository."""
 LINK = re.compile(r"(?P<text>!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<target>[^()\s]+)\)")
 FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,}).*?^ {0,3}\1[`~]*\s*$|^(?:>>>|\.\.\.) .*?$", re.MULTILINE | re.DOTALL)
-LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", "Makefile": "make", "LICENSE": "text", "constraints.txt": "text"}
+LANGUAGES = {
+    ".py": "python",
+    ".toml": "toml",
+    ".yml": "yaml",
+    "Makefile": "make",
+    "LICENSE": "text",
+    "constraints.txt": "text",
+}
 """What is shown as source, by its ending or its name; all else is served as it is."""
 HIDDEN = "---\nsearch:\n  exclude: true\nhide: [toc]\n---\n\n"
 
@@ -176,5 +183,3 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     """Links that name a line lead to it."""
     html = re.sub(r'data-line="(\d+)" href="([^"]*)"', r'href="\2#__codelineno-0-\1"', html)
     return re.sub(r'href="([^"]*)" data-line="(\d+)"', r'href="\1#__codelineno-0-\2"', html)
-
-

@@ -117,7 +117,9 @@ def parses(words: list[str]) -> str:
     return ""
 
 
-LINES = [(name_of(page), line) for page in PAGES if name_of(page) not in HISTORY for line in command_lines(page.read_text())]
+LINES = [
+    (name_of(page), line) for page in PAGES if name_of(page) not in HISTORY for line in command_lines(page.read_text())
+]
 
 
 def test_command_lines_are_found():
@@ -165,7 +167,9 @@ def test_python_is_python(page):
 def reference() -> dict[str, str]:
     """The headings of the reference, and the objects under them."""
     text = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
-    return {heading: path for path, heading in re.findall(r'^::: (\S+)\n    options:\n      heading: "([^"]+)"', text, re.M)}
+    return {
+        heading: path for path, heading in re.findall(r'^::: (\S+)\n    options:\n      heading: "([^"]+)"', text, re.M)
+    }
 
 
 def test_the_public_api_has_its_reference():
