@@ -15,18 +15,10 @@ PACKAGE = "shortrun."
 def converted(text: str, scope: str = "") -> str:
     """A docstring in markdown.
 
-    >>> print(converted("See :func:`shortrun.fit`, with :math:`x^2`.\\n\\n>>> 1 + 1\\n2\\n\\n.. math:: a\\n    + b"))
-    See <autoref optional identifier="shortrun.fit"><code>fit</code></autoref>, with $x^2$.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    <BLANKLINE>
-    $$
-    a
-    + b
-    $$
+    >>> converted("See :func:`shortrun.fit`, with :math:`x^2`.")
+    'See <autoref optional identifier="shortrun.fit"><code>fit</code></autoref>, with $x^2$.'
+    >>> converted(".. math:: a\\n    + b\\n\\n>>> 1 + 1\\n2").split("\\n")
+    ['$$', 'a', '+ b', '$$', '', '```pycon', '>>> 1 + 1', '2', '```']
     """
     lines, out, i = text.splitlines(), [], 0
     while i < len(lines):

@@ -1,8 +1,9 @@
 """What the site adds to the pages in ``docs/``: the files of the repository that they link to, and folders in the nav.
 
-A link such as ``[tuning](../src/shortrun/core/tune.py#tune_by_grid)`` works on a code host, where it opens the file. On the
-site it opens a page with the source, at the line where the symbol is defined. Links to results open them as they are, and
-links to folders a list of what is in them. A link to what is not there, or to a symbol that is not defined, is an error.
+A link such as ``[tuning](../src/shortrun/core/tune.py#tune_by_grid)`` works on a code host, where it opens the file. On
+the site it opens a page with the source, at the line where the symbol is defined. Links to results open them as they
+are, and links to folders a list of what is in them. A link to what is not there, or to a symbol that is not defined, is
+an error.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ def links(markdown: str) -> Iterator[re.Match[str]]:
 
 
 def in_repository(target: str, page: str) -> tuple[str, str] | None:
-    """The path of what a link of a page (``howto/a.md``) leads to, from the root of the repository, and the symbol in it.
+    """Where a link of a page (``howto/a.md``) leads to: the path from the root of the repository, and the symbol there.
 
-    None for links that stay among the pages, or leave the repository.
+    None for links that stay among the pages or end outside the repository.
     """
     path, _, symbol = target.partition("#")
     if not path or ":" in path:
@@ -112,6 +113,15 @@ def _with_contents(path: str) -> Iterator[str]:
             yield from _with_contents(f"{path}/{each.name}")
 
 
+def _linked_from(path: str) -> Iterator[str]:
+    """What a report among the results links to, beside it."""
+    if path.endswith(".md") and (ROOT / path).is_file():
+        for match in links((ROOT / path).read_text(encoding="utf-8")):
+            beside = posixpath.join(posixpath.dirname(path), match["target"])
+            if (ROOT / beside).is_file():
+                yield beside
+
+
 def on_config(config: Any) -> Any:
     """Nav entries that are folders become their pages, in the order of their names."""
 
@@ -139,7 +149,8 @@ def on_files(files: Any, config: Any) -> Any:
     for page in [file for file in files if file.is_documentation_page()]:
         for match in links(page.content_string):
             if found := in_repository(match["target"], page.src_uri):
-                wanted.update(dict.fromkeys(_with_contents(found[0])))
+                for path in _with_contents(found[0]):
+                    wanted |= dict.fromkeys([path, *_linked_from(path)])
     for path in wanted:
         place, where = ROOT / path, page_of(path)
         if not place.exists():

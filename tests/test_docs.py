@@ -1,5 +1,7 @@
-"""Documentation: links lead somewhere, quoted command lines parse, the public API has its reference, the site builds and
-needs no network. (Its doctests are run by pytest itself.)"""
+"""Documentation: links lead somewhere, command lines parse, the API has its reference, the site needs no network.
+
+Its doctests are run by pytest itself.
+"""
 
 import ast
 import contextlib
@@ -123,7 +125,8 @@ LINES = [
 
 
 def test_command_lines_are_found():
-    text = "`shortrun fid\nRUN`\n\n```\nshortrun train \\\n  --out a  # why\n```\n\n    python benchmarks/a.py X\n        --json b\n"
+    text = "`shortrun fid\nRUN`\n\n```\nshortrun train \\\n  --out a  # why\n```\n\n"
+    text += "    python benchmarks/a.py X\n        --json b\n"
     expected = ["shortrun train  --out a  # why", "python benchmarks/a.py X --json b", "shortrun fid RUN"]
     assert list(command_lines(text)) == expected
     assert len(LINES) > 50
