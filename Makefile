@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo studio quick test lint format bench clean
+.PHONY: setup demo studio docs quick test lint format bench clean
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -26,6 +26,10 @@ demo: setup
 # A page in the browser, on this machine alone.
 studio: setup
 	$(BIN)/shortrun studio
+
+# The documentation, with nothing from the network: open site/index.html.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: setup
 	$(BIN)/ruff check .
@@ -50,4 +54,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) demo build *.egg-info src/*.egg-info
+	rm -rf $(VENV) demo build site *.egg-info src/*.egg-info

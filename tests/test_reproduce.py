@@ -443,7 +443,9 @@ def test_the_committed_report_is_that_of_the_committed_numbers(tmp_path):
     held = [*claims.claims(claims.finished(here)), *claims.figure_claims(here)]
     count = f"{sum(verdict == 'yes' for *_, verdict in held)} of {len(held)}"
     assert f"{count} hold at this size." in (out / "report.md").read_text()
-    assert f"{count} of the paper's conclusions" in " ".join((committed.parents[1] / "README.md").read_text().split())
+    assert f"{count} of the paper's conclusions" in " ".join(
+        (committed.parents[1] / "docs" / "results.md").read_text().split()
+    )
 
 
 def test_the_committed_results_need_nothing_more(tmp_path):

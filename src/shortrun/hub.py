@@ -6,12 +6,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shortrun.training.model_folder import RunError
+from shortrun.training.model_folder import PRIOR, RunError
 
 if TYPE_CHECKING:
     from shortrun.trained import Trained
 
-FILES = ["config.json", "model.safetensors"]
+FILES = ["config.json", "model.safetensors", PRIOR]
 
 
 def _library() -> Any:
@@ -23,7 +23,7 @@ def _library() -> Any:
 
 
 def download(name: str) -> Path:
-    """The folder of a published model; only its weights and its description are fetched."""
+    """The folder of a published model; only its weights, its description and its learned prior are fetched."""
     return Path(_library().snapshot_download(name, allow_patterns=FILES))
 
 

@@ -30,7 +30,7 @@ from shortrun.core.tune import TuneResult
 
 @dataclass(frozen=True)
 class Rules:
-    """What learning goes by: four numbers. docs/training.md has the runs that they come from."""
+    """What learning goes by: four numbers. docs/lab_notes.md has the runs that they come from."""
 
     limit: float = 1.5
     """c: what ``s u^T H u`` may be at no price. Chains overshoot from 1 on and diverge from 2 on; ``u`` is not quite
