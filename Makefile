@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo studio docs quick test lint format bench clean
+.PHONY: setup demo studio docs quick test lint format bench dist clean
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -49,9 +49,15 @@ bench: setup
 	$(BIN)/python benchmarks/inference.py
 	$(BIN)/shortrun bench
 
+# What goes to PyPI, checked as it checks.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
+
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) demo build site *.egg-info src/*.egg-info
+	rm -rf $(VENV) demo build dist site *.egg-info src/*.egg-info

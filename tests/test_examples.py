@@ -12,6 +12,7 @@ import shortrun as sr
 FOLDER = Path(__file__).parents[1] / "examples"
 TINY = {
     "belief_net": (["--minutes", "0.005", "--images", "2", "--stages", "3"], "belief_net.png"),
+    "front_picture": (["--models", "mnist-small", "svhn-small", "--columns", "2", "--steps", "3"], "front.png"),
     "restore": (
         ["--tasks", "resolution", "one-bit", "--images", "2", "--draws", "2", "--steps", "3"],
         "restore-one-bit.png",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shortrun.masks import make_mask
     from shortrun.trained import Trained, load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # What lies above the core is imported when it is first used, so that `import shortrun` costs little more than torch.
 _HOMES = {
