@@ -119,7 +119,7 @@ def do_model(place: Place, training: Training, train: Callable[[Place, Training]
     trained, path = place.trained(training).to(processes().device), place.result(training)
     result = json.loads(path.read_text()) if path.is_file() else {}
     if result.get("training") != training_of(trained.info):  # nothing was measured yet, or of another training
-        result = describe(place, training, trained) | {"measured": measure_error(place, training)}
+        result = describe(place, training, trained) | {"measured": measure_error(place, training, trained)}
         write_json(path, result)
     if place.wants_fid(training) and "fid" not in result["measured"]:
         result["measured"] |= measure_samples(place, training, trained)
@@ -158,7 +158,7 @@ def chosen_delta(step_size: float | Sequence[Any]) -> float:
     return math.sqrt(2 * float(torch.tensor(step_size).max()))
 
 
-def measure_error(place: Place, training: Training) -> dict[str, Any]:
+def measure_error(place: Place, training: Training, trained: Trained) -> dict[str, Any]:
     """MSE of held-out images, from a draw from q(z | x) and from its centre, where the method has both.
 
     Draws are compared with draws and centres with centres: the end of a chain is a draw, and with d latents that the
@@ -166,7 +166,7 @@ def measure_error(place: Place, training: Training) -> dict[str, Any]:
     """
     try:
         x = place.held_out(training, place.scale.images)
-        return errors_of(place.trained(training), x, training.seed) | {"images": len(x)}
+        return errors_of(trained, x, training.seed) | {"images": len(x)}
     except NotPossibleError as reason:
         return {"no_mse": str(reason)}
 
