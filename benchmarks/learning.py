@@ -23,6 +23,7 @@ from shortrun.metrics.errors import mse_per_image
 from shortrun.studies.sources import machine
 from shortrun.training.config import Config
 
+WITH_CHAINS = ("short-run", "abp")  # the curves of these are errors of draws, those of encoders errors of centres
 AFTER = 0.1  # of the run is over before errors are compared with the best so far
 
 
@@ -90,10 +91,13 @@ def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
     for name, result in found.items():
         axis = axes[0][sets.index(result["data"])]
         shares = [row[1] / result["iterations"] for row in result["curve"]]
-        axis.semilogy(shares, [row[2] for row in result["curve"]], label=name)
+        shown, other = ("draws", "centres") if result["method"] in WITH_CHAINS else ("centres", "draws")
+        (line,) = axis.semilogy(shares, [row[2] for row in result["curve"]], label=f"{name}: {shown}")
+        end = result["centres"] if other == "centres" else result["mse"]
+        axis.semilogy([1.0], [end], "*", color=line.get_color(), markersize=11, label=f"{name}: {other} at the end")
     for axis, data in zip(axes[0], sets, strict=True):
         axis.set(title=data, xlabel="share of the run", ylabel="held-out MSE")
-        axis.legend()
+        axis.legend(fontsize=8, frameon=False)
         axis.grid(alpha=0.3, which="both")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
