@@ -1,7 +1,6 @@
 """Can the spread of draws be trusted? Coverage of intervals on data from the model itself.
 
-    python benchmarks/calibration.py mnist-small svhn-small faces-small --json results/calibration.json \\
-        --plot docs/images/calibration.png
+    python benchmarks/calibration.py mnist-small --json results/calibration.json --plot docs/images/calibration.png
 
 Latents are drawn from the prior, images from the model, measurements from images; then draws are inferred, and it is
 counted how often the central intervals of a pixel of the clean image, and of a latent, hold the truth. With the
@@ -10,7 +9,7 @@ latents among the draws say the same in one number: their variance over that of 
 (simulation-based calibration, Talts et al. 2018).
 
 Six settings start from N(0, I), which the data then come from, too: the step by the paper's criterion (conditional
-entropy), by ours (marginal), one step size per step, each tuned on other images; then longer chains. Nine are
+entropy), by ours (marginal), one step size per step, each tuned on other images; then longer chains. The others are
 ``Trained.posterior`` with the learned prior: three measurements, and chains of K, 4 K (the default) and 16 K steps. Of
 methods with an encoder, draws from its q(z | x) are judged as well; their chains are tuned first.
 
@@ -20,6 +19,7 @@ The file is written after each setting, and settings that it has from the same c
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -43,16 +43,17 @@ SEED = 0
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("models", nargs="+", help="shipped models or run folders")
+    parser.add_argument("models", nargs="*", help="shipped models or run folders")
     parser.add_argument("--images", type=int, default=50)
     parser.add_argument("--draws", type=int, default=40)
     parser.add_argument("--long", type=int, nargs="*", default=[100, 400], help="lengths of longer chains from N(0, I)")
     parser.add_argument("--times", type=int, nargs="*", default=[1, 4, 16], help="lengths with the learned prior, in K")
     parser.add_argument("--only", default="", help="settings whose names have this in them")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--plot", type=Path, help="picture of all that the file of --json holds")
     words = parser.parse_args(argv)
-    parts = {}
+    if words.plot and not words.json:
+        parser.error("--plot shows what --json holds: name its file")
     for name in words.models:
         command = f"python benchmarks/calibration.py {name} --images {words.images} --draws {words.draws}"
         cells = Cells(words.json, Path(name).name, command)
@@ -61,9 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             if words.only in setting:
                 found = cells.measure(setting, measure)
                 print(f"{Path(name).name:12} {setting:34} " + line(found), flush=True)
-        parts[Path(name).name] = cells.values
     if words.plot:
-        plot(parts, words.plot)
+        plot({name: part["cells"] for name, part in json.loads(words.json.read_text()).items()}, words.plot)
 
 
 def line(found: dict[str, Any]) -> str:
@@ -97,6 +97,8 @@ class Judge:
                 for factor in times:
                     length = "K" if factor == 1 else f"{factor} K"
                     yield f"learned prior, {what}, {length}", partial(self.from_learned, operator, factor)
+                if operator is None and long:
+                    yield f"learned prior, {what}, 16 K of s / 4", partial(self.from_learned, operator, 16, 0.25)
 
     # -- dynamics, tuned on a few images of the model itself ------------------------------------------
 
@@ -137,7 +139,7 @@ class Judge:
         facts = {"steps": dynamics.steps, "step_size": dynamics.step_size} if by == "dynamics" else {}
         return self.judged(flatten(z), draws) | facts
 
-    def from_learned(self, operator: Operator | None, times: int) -> dict[str, Any]:
+    def from_learned(self, operator: Operator | None, times: int, share: float = 1.0) -> dict[str, Any]:
         z = self.trained.joint.sample_prior(self.images, _rng(SEED + 1))
         if operator is None or isinstance(operator, Mask):
             y, sigma = self.examples(z, SEED + 2), None
@@ -145,8 +147,10 @@ class Judge:
             sigma = self.trained.noise_of(operator)
             clean = operator(self.trained.decode(z))
             y = clean + sigma * torch.randn(clean.shape, generator=_rng(SEED + 2))
-        steps = times * self.trained.dynamics.steps
+        before, steps = self.trained.dynamics, times * self.trained.dynamics.steps
+        self.trained.dynamics = before.scaled(share)
         found = self.trained.posterior(y, operator, sigma, draws=self.draws, steps=steps, seed=SEED + 3)
+        self.trained.dynamics = before
         draws = torch.cat([layer.flatten(2) for layer in found.z], 2)
         return self.judged(flatten(z), draws) | {
             "steps": found.steps, "step_size": found.step_size,
@@ -226,30 +230,33 @@ FAMILIES = ("N(0, I)", "learned prior, whole image", "learned prior, upper half"
 
 
 def plot(parts: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
-    """Measured coverage over nominal: a row for each model, a column for each family of settings, a line for each
+    """Measured coverage minus nominal: a row for each model, a column for each family of settings, a line for each
     setting, solid for pixels and dashed for latents.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(2.9 * len(FAMILIES) + 0.4, 2.9 * len(parts) + 0.8), layout="constrained")
+    figure = Figure(figsize=(2.9 * len(FAMILIES) + 0.4, 2.5 * len(parts) + 0.8), layout="constrained")
     axes = figure.subplots(len(parts), len(FAMILIES), squeeze=False, sharex=True, sharey=True)
     for row, (name, cells) in zip(axes, parts.items(), strict=True):
         for axis, family in zip(row, FAMILIES, strict=True):
-            axis.plot([0, 1], [0, 1], color="0.7", linewidth=1, zorder=0)
+            axis.axhspan(-5, 5, color="0.93", zorder=0)
+            axis.axhline(0, color="0.6", linewidth=1, zorder=0)
             chosen = [each for each in cells if family in each or (each == "encoder" and family == FAMILIES[0])]
             for i, setting in enumerate(chosen):
-                colour = matplotlib.colormaps["viridis"](i / max(len(chosen) - 0.6, 1))
-                label = setting.removeprefix(family).strip(", ")
-                axis.plot(cells[setting]["levels"], cells[setting]["pixels"], color=colour, label=label)
-                axis.plot(cells[setting]["levels"], cells[setting]["latents"], "--", color=colour)
+                colour = matplotlib.colormaps["turbo"]((i + 0.5) / len(chosen))
+                nominal = torch.tensor(cells[setting]["levels"])
+                for what, style in (("pixels", "-"), ("latents", "--")):
+                    beyond = 100 * (torch.tensor(cells[setting][what]) - nominal)
+                    label = setting.removeprefix(family).strip(", ") if what == "pixels" else None
+                    axis.plot(nominal, beyond, style, color=colour, label=label)
             axis.set_title(f"{name}: {family.removeprefix('learned prior, ')}", fontsize=10)
             axis.grid(alpha=0.25)
-            axis.set_aspect("equal")
+            axis.set_ylim(-15, 15)
             if chosen:
-                axis.legend(fontsize=8, frameon=False, loc="upper left", handlelength=1.2)
-    figure.supxlabel("nominal coverage of an interval (learned prior, but for the first column)", fontsize=10)
-    figure.supylabel("share of truths inside: pixels solid, latents dashed", fontsize=10)
+                axis.legend(fontsize=7, frameon=False, loc="upper left", handlelength=1.2, ncols=2)
+    figure.supxlabel("nominal coverage of an interval (with the learned prior, but for the first column)", fontsize=10)
+    figure.supylabel("measured minus nominal coverage, points: pixels solid, latents dashed", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=80)
 

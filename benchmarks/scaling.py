@@ -52,7 +52,6 @@ PAPER = Case("paper", "svhn")
 IMAGES = 300_000 * 100  # iterations of the preset paper, times its batch
 ACCURACY = 1e-6  # of the sum over operations, beside what FlopCounterMode finds
 UPDATE_BYTES = 56  # per parameter: fused Adam reads p, g, m, v and writes p, m, v; the gradient is moved three times
-COLUMNS = 64
 TUNINGS, TUNED_IMAGES = (15, 25), 4  # candidates and steps of one tuning of the preset paper; its images
 
 
@@ -259,8 +258,6 @@ class Parts(NamedTuple):
     move: Work
     fold: Work
     priced: Work
-    hessian: Work
-    """Products of tuning: of the Hessian of one image with ``COLUMNS`` vectors."""
     saved: int
     """Bytes that autograd keeps of all rows for the backward pass."""
 
@@ -304,20 +301,35 @@ def parts(task: Task, rows: int) -> Parts:
         found = curvature_along(model, x[:paying], None, tuple(layer[:paying] for layer in z), direction, 0.1)
         gradients_of(found.sum(), parameters)
 
-    def products() -> Work:
-        still = model.frozen()
-        leaves = tuple(layer[:1].detach().requires_grad_() for layer in z)
-        value = Joint(still, plainly)(leaves, still.arrange(x[:1]), None)
-        slope = torch.autograd.grad(value.sum(), leaves, create_graph=True)
-        columns = tuple(torch.empty(COLUMNS, *layer.shape, device=meta) for layer in leaves)
-        return traced(lambda: torch.autograd.grad(slope, leaves, columns, is_grads_batched=True))
-
     return Parts(
         sum(p.numel() for p in parameters), len(parameters), len(z), size, frozen is not None, step, plain,
         learning, traced(lambda: move(z, z, [0.1] * len(z), z)),
-        fold, traced(steepness) if task.bounded else Work(), products() if task.tune_every else Work(),
+        fold, traced(steepness) if task.bounded else Work(),
         kept(lambda: joint(tuple(layer.detach().requires_grad_() for layer in z), x, None), parameters),
     )  # fmt: skip
+
+
+@functools.cache
+def hessian(network: GeneratorNetwork, shape: tuple[int, int, int], by_rows: bool, columns: int) -> Work:
+    """Products with columns of the Hessian of one image: by ``vmap``, as tuning makes them, or as rows of a batch.
+
+    By ``vmap`` torch runs the convolutions one column after the other.
+    """
+    meta = torch.device("meta")
+    with meta:
+        frozen: Any = build_model(network, shape, 0.3).to(memory_format=torch.channels_last).frozen()
+    joint = Joint(frozen, Processes().autocast)
+    rows = columns if by_rows else 1
+    x = frozen.arrange(torch.empty(rows, *shape, device=meta))
+    z = tuple(torch.empty(rows, *each, device=meta).requires_grad_() for each in frozen.latent_shapes)
+
+    def slopes() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(joint(z, x, None).sum(), z, create_graph=True)
+
+    if by_rows:
+        return traced(lambda: torch.autograd.grad(slopes(), z, tuple(torch.empty_like(layer) for layer in z)))
+    found, vectors = slopes(), tuple(torch.empty(columns, *layer.shape, device=meta) for layer in z)
+    return traced(lambda: torch.autograd.grad(found, z, vectors, is_grads_batched=True))
 
 
 def kept(forward: Callable[[], Any], without: Sequence[Tensor]) -> int:
@@ -362,7 +374,8 @@ def seconds(
     """One iteration of ``count`` processes that share a batch, each with the ``found`` parts.
 
     ``changes`` to the package: ``shares``, each process draws the noise and takes the data of its own images alone;
-    ``moments``, of the latents only means and variances are kept, not their covariance.
+    ``moments``, of the latents only means and variances are kept, not their covariance; ``columns``, tuning works on
+    many columns of a Hessian as one batch.
     """
     p, rows = found, math.ceil(task.batch / count) if "shares" in changes else task.batch
     moments = 2 * p.latents if "moments" in changes else p.latents**2 + p.latents
@@ -371,7 +384,13 @@ def seconds(
     tuning = 0.0
     if task.tune_every is not None:
         images = max(TUNED_IMAGES // count, 1)
-        tuning = math.prod(TUNINGS) * p.latents / COLUMNS * images * outside.seconds(p.hessian) / task.tune_every
+        assert task.network is not None
+        if "columns" in changes:
+            all_columns = outside.seconds(hessian(task.network, task.shape, True, p.latents))
+        else:  # each column adds the same
+            four, eight = (outside.seconds(hessian(task.network, task.shape, False, n)) for n in (4, 8))
+            all_columns = eight + (p.latents - 8) * (eight - four) / 4
+        tuning = math.prod(TUNINGS) * images * all_columns / task.tune_every
     update = UPDATE_BYTES * p.parameters / device.memory + 2 * p.tensors * device.outside
     return Seconds(
         task.moves * device.seconds(p.step) + task.steps * (outside.seconds(p.move) + small),
@@ -394,9 +413,11 @@ def shortest(function: Callable[[], object], repeats: int) -> float:
 
 
 def this_machine(size: int, repeats: int) -> Device:
-    """The rates of the model: a matrix multiplication, GELU over a megabyte, and small operations with gradients."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    peak = 2 * size**3 / shortest(lambda: a @ b, repeats)
+    """A matrix multiplication, GELU over a megabyte, and small operations and convolutions with their gradients."""
+    peak = 0.0
+    for side in (size // 4, size // 2, size):
+        a, b = torch.randn(side, side), torch.randn(side, side)
+        peak = max(peak, 2 * side**3 / shortest(functools.partial(torch.matmul, a, b), repeats * (size // side)))
     maps = torch.randn(2**18)
     memory = 2 * 4 * maps.numel() / shortest(lambda: F.gelu(maps), 20 * repeats)
     leaf, depth = torch.zeros(8, requires_grad=True), 50
@@ -407,8 +428,13 @@ def this_machine(size: int, repeats: int) -> Device:
             value = value * 1.01
         torch.autograd.grad(value.sum(), leaf)
 
+    image, weight = torch.zeros(1, 8, 7, 7, requires_grad=True), torch.zeros(8, 8, 3, 3)
+
+    def convolution() -> None:
+        torch.autograd.grad(F.conv2d(image, weight, padding=1).sum(), image)
+
     launch = shortest(small, 20 * repeats) / (2 * depth)
-    return Device(peak, peak, memory, launch, launch)
+    return Device(peak, peak, memory, launch, launch, shortest(convolution, 100 * repeats) / 2)
 
 
 def this_host(repeats: int) -> Host:
@@ -461,19 +487,20 @@ def work(folder: Path, case: Case, batch: int, iterations: int) -> None:
     torch.set_num_threads(1)
     shared = processes()
     learner, run = updates(case, case.config(batch=batch), shared)
+    before = torch.cat([p.detach().flatten() for p in learner.parameters])
     times = []
     for _ in range(iterations):
         begun = time.perf_counter()
         run()
         times.append(time.perf_counter() - begun)
     weights = torch.cat([p.detach().flatten() for p in learner.parameters])
-    result: dict[str, Any] = {"seconds": min(times[1:] or times), "weights": weights}
+    result: dict[str, Any] = {"seconds": min(times[1:] or times), "moved": weights - before}
     if shared.num_processes > 1:
         few, many = torch.zeros(2), torch.zeros(2**20)
         latency = shortest(lambda: shared.total(few), 20) / (2 * (shared.num_processes - 1))
         whole = shortest(lambda: shared.total(many), 10) - latency
         share = 2 * (shared.num_processes - 1) / shared.num_processes
-        result["links"] = Links(latency, share * 4 * many.numel() / max(whole, 1e-9))
+        result |= {"latency": latency, "bandwidth": share * 4 * many.numel() / max(whole, 1e-9)}
     if shared.is_main_process:
         torch.save(result, folder / f"{shared.num_processes}.pt")
     if shared.num_processes > 1:
@@ -481,18 +508,21 @@ def work(folder: Path, case: Case, batch: int, iterations: int) -> None:
 
 
 def launched(count: int, folder: Path, case: Case, batch: int, iterations: int) -> dict[str, Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(count), "--master_addr", "127.0.0.1"]
-    launcher = [*launcher, "--master_port", str(port)] if count > 1 else []
-    words = [sys.executable, *launcher, __file__, "--work", str(folder), case.preset, case.data, str(batch)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*words, str(iterations)], capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise RuntimeError(f"{count} processes failed: {done.stderr.strip()[-2000:]}")
-    with torch.serialization.safe_globals([Links]):
-        found: dict[str, Any] = torch.load(folder / f"{count}.pt", weights_only=True)
+    """What :func:`work` finds, in this process or in several that torchrun starts."""
+    if count == 1:
+        work(folder, case, batch, iterations)
+    else:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(count), "--master_addr", "127.0.0.1"]
+        words = ["--master_port", port, __file__, "--work", str(folder), case.preset, case.data, str(batch)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, *launcher, *words, str(iterations)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if done.returncode:
+            raise RuntimeError(f"{count} processes failed: {done.stderr.strip()[-2000:]}")
+    found: dict[str, Any] = torch.load(folder / f"{count}.pt", weights_only=True)
     return found
 
 
@@ -501,17 +531,18 @@ def check_two(case: Case, batch: int, device: Device, host: Host, iterations: in
     with tempfile.TemporaryDirectory() as name:
         one, two = (launched(count, Path(name), case, batch, iterations) for count in (1, 2))
     task, inside = Task.of(case, case.config(batch=batch)), replace(host, pixels=math.inf)
+    apart = one["moved"] - two["moved"]
+    loopback = Links(two["latency"], two["bandwidth"])
     alone, both = (
-        seconds(task, count, device, inside, two["links"], parts(task, math.ceil(batch / count))).total
-        for count in (1, 2)
+        seconds(task, count, device, inside, loopback, parts(task, math.ceil(batch / count))).total for count in (1, 2)
     )
-    scale = float(one["weights"].abs().max())
     return {
         "case": case.name, "batch": batch, "iterations": iterations, "one_predicted": alone, "two_predicted": both,
         "one_measured": one["seconds"], "two_measured": two["seconds"], "ratio_predicted": alone / both,
         "ratio_measured": one["seconds"] / two["seconds"],
-        "difference": float((one["weights"] - two["weights"]).abs().max()) / scale,
-        "latency": two["links"].latency, "bandwidth": two["links"].bandwidth,
+        "difference": float(apart.norm() / one["moved"].norm()),
+        "share_apart": float((apart.abs() > 0.01 * one["moved"].abs().max()).double().mean()),
+        "latency": loopback.latency, "bandwidth": loopback.bandwidth,
     }  # fmt: skip
 
 
@@ -519,6 +550,8 @@ def check_two(case: Case, batch: int, device: Device, host: Host, iterations: in
 
 
 def table(rows: Sequence[dict[str, str]]) -> str:
+    if not rows:
+        return ""
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     return "\n".join([*lines, *("| " + " | ".join(row.values()) + " |" for row in rows)])
 
@@ -558,7 +591,7 @@ def by_part(rows: Sequence[dict[str, Any]]) -> str:
         {
             "GPUs": str(row["gpus"]), "batch": f"{row['batch']:,}", "updates": str(row["updates"]),
             "launches": row["launch"], "changes": row["changes"] or "none",
-            **{f"{name}": f"{1e3 * row[name]:.1f}" for name in Seconds._fields}, "all": f"{1e3 * row['total']:.1f}",
+            **{name: f"{1e3 * row[name]:.1f}" for name in Seconds._fields}, "all": f"{1e3 * row['total']:.1f}",
             "hours": f"{row['total'] * IMAGES / row['batch'] / 3600:.3g}",
         }
         for row in rows
@@ -573,7 +606,7 @@ def hours(rows: Sequence[dict[str, Any]]) -> str:
     return table([{"hours": ", ".join(kind), **line} for kind, line in lines.items()])
 
 
-def predicted(host: Host, counts: Sequence[int], log: Callable[[str], None]) -> dict[str, Any]:
+def predicted(host: Host, counts: Sequence[int], rows: int, log: Callable[[str], None]) -> dict[str, Any]:
     """The tables for the preset ``paper`` and for images of 256x256."""
     task, some = paper_task(100), [count for count in counts if count in (1, 8, 64)]
     whole = parts(task, 100)
@@ -587,14 +620,15 @@ def predicted(host: Host, counts: Sequence[int], log: Callable[[str], None]) -> 
     usual = "as torch comes"
     shown = [row for row in strong if row["precision"] == usual and row["gpus"] in some]
     along = task._replace(updates=18, tune_every=None)
+    shown += [predict(host, task, count, usual, "graphs", "columns") for count in some]
     shown += [predict(host, along, count, usual, "graphs") for count in some]
     log("\none iteration of batch 100, as torch comes: milliseconds, and hours for all images\n")
     log(by_part(shown))
-    each = [(paper_task(100 * count), count) for count in some if count > 1]
-    weak = [predict(host, *pair, usual, "graphs", changes) for changes in ("", "shares") for pair in each]
+    each = [(paper_task(100 * count), count) for count in some if count > 1 or len(some) == 1]
+    weak = [predict(host, *pair, usual, "graphs", changes) for changes in ("", "shares, columns") for pair in each]
     log("\nthe same with 100 images per GPU\n")
     log(by_part(weak))
-    large = [predict_large(host, *words) for words in LARGE]
+    large = [predict_large(host, *words) for words in LARGE[:rows]]
     log(f"\n256x256, batch {BIG_BATCH:,}: seconds of one iteration, and days for {BIG_IMAGES:,} images\n")
     log(table([shown_large(row) for row in large]))
     return {"paper": strong, "along": shown, "weak": weak, "large": large}
@@ -654,7 +688,8 @@ def shown_two(rows: Sequence[dict[str, Any]]) -> str:
         {
             "preset": row["case"], "batch": str(row["batch"]), "one, s": f"{row['one_measured']:.3f}",
             "two, s": f"{row['two_measured']:.3f}", "times faster, predicted": f"{row['ratio_predicted']:.2f}",
-            "measured": f"{row['ratio_measured']:.2f}", "weights differ by": f"{row['difference']:.1e}",
+            "measured": f"{row['ratio_measured']:.2f}", "difference of the weights": f"{row['difference']:.1e}",
+            "weights apart": f"{row['share_apart']:.1e}",
             "loopback, GB/s": f"{row['bandwidth'] / 1e9:.1f}",
         }
         for row in rows
@@ -673,6 +708,7 @@ def cases(words: Sequence[str]) -> list[tuple[Case, int]]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--large", type=int, default=len(LARGE), help="rows of the table for 256x256")
     parser.add_argument("--one", nargs="*", default=["cpu:mnist:64", "cpu:svhn:64", "paper:svhn:4"],
                         help="measured in one process, PRESET:SHAPE:BATCH")  # fmt: skip
     parser.add_argument("--two", nargs="*", default=["cpu:svhn:16", "cpu:svhn:64", "paper:svhn:4"],
@@ -700,11 +736,11 @@ def run(words: argparse.Namespace) -> None:
     print(f"this host: {normals:.0f} million normal numbers and {pixels:.0f} million pixels a second")
     result: dict[str, Any] = {"machine": machine(), "host": vars(host)}
     if not words.only_check:
-        result |= predicted(host, words.gpus, print)
+        result |= predicted(host, words.gpus, words.large, print)
     device = this_machine(words.size, words.repeats)
     print(
         f"\nthis machine, one thread: {device.matrix / 1e9:.0f} GFLOP/s, {device.memory / 1e9:.1f} GB/s, "
-        f"{1e6 * device.launch:.1f} us for the smallest operation\n"
+        f"{1e6 * device.launch:.1f} us for the smallest operation, {1e6 * device.fill:.0f} us for a convolution\n"
     )
     result |= {"device": vars(device)}
     result["one"] = [check_one(case, batch, device, host, words.repeats) for case, batch in cases(words.one)]

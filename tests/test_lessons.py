@@ -10,6 +10,9 @@ from scripts import load_script
 DOCS = Path(__file__).parents[1] / "docs"
 LESSONS = DOCS / "lessons"
 TINY: dict[str, dict[str, str]] = {
+    "1_short_run": {"chains": "300", "longest": "25"},
+    "2_step_size": {"cells": "64", "chains": "64", "iterations": "1", "digits": "1"},
+    "7_not_images": {"iterations": "2", "examples": "60", "test_days": "6", "draws": "3"},
 }
 runner = load_script(DOCS / "run_lesson.py")
 
@@ -35,7 +38,9 @@ def test_a_lesson_runs(tmp_path, name):
 
 def test_blocks_share_their_names_and_numbers_can_be_changed(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text('# A\n\n```python\nsize = 3  # three\n```\n\nb\n\n```python\nPath = size * 2\nopen("x", "w").close()\n```\n')
+    page.write_text(
+        '# A\n\n```python\nsize = 3  # three\n```\n\nb\n\n```python\nPath = size * 2\nopen("x", "w").close()\n```\n'
+    )
     assert runner.run(page, tmp_path / "out")["Path"] == 6
     assert runner.run(page, tmp_path / "out", {"size": "5"})["Path"] == 10
     assert (tmp_path / "out" / "x").is_file()
