@@ -26,8 +26,8 @@ TINY = {
                   "downsampled by 4", "half of the pixels", "1 bit", "--csgm-iterations", "3"],
     "priors": ["mnist-small", "--data", "embedded", "--images", "60", "--samples", "20", "--features", "pixels",
                "--kinds", "gaussian", "mixture"],
-    "scaling": ["--gpus", "1", "--large", "1", "--one", "smoke:mnist:4", "--two", "smoke:mnist:4", "--repeats", "1", "--size",
-                "64"],
+    "scaling": ["--gpus", "1", "--large", "1", "--one", "smoke:mnist:4", "--two", "smoke:mnist:4", "--repeats", "1",
+                "--size", "64"],
     "studio": ["--models", "mnist-small", "--users", "2", "--seconds", "4", "--pause", "0", "0.1"],
     "time_to_quality": ["--preset", "smoke", "--data", "embedded", "--minutes", "0.01", "--samples", "0",
                         "--evaluations", "2"],
@@ -38,8 +38,8 @@ TINY = {
 }  # fmt: skip
 
 SLOW = (
-    "calibration", "equal_images", "faults", "inference", "measurements_only", "restoring", "scaling", "studio", "time_to_quality",
-    "tuning_choice",
+    "calibration", "equal_images", "faults", "inference", "measurements_only", "restoring", "scaling", "studio",
+    "time_to_quality", "tuning_choice",
 )  # fmt: skip
 
 
