@@ -12,6 +12,10 @@ LESSONS = DOCS / "lessons"
 TINY: dict[str, dict[str, str]] = {
     "1_short_run": {"chains": "300", "longest": "25"},
     "2_step_size": {"cells": "64", "chains": "64", "iterations": "1", "digits": "1"},
+    "3_own_decoder": {"minutes": "0.02", "images": "300"},
+    "4_inverse_problems": {"draws": "2", "checked": "2", "steps": "50", "shown": "2"},
+    "5_layers": {"pairs": "10", "redraws": "2"},
+    "6_comparing": {"minutes": "0.0002", "count": "100", "tested": "20", "watched": "4", "seeds": "1"},
     "7_not_images": {"iterations": "2", "examples": "60", "test_days": "6", "draws": "3"},
 }
 runner = load_script(DOCS / "run_lesson.py")
