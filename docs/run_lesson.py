@@ -3,8 +3,8 @@
     python docs/run_lesson.py docs/lessons/1_short_run.md --out docs/images/lessons
 
 A lesson is a page; its ``python`` blocks share one namespace and run in the folder ``--out``, where their pictures go.
-``--set minutes=0.1`` changes a number that the lesson assigns, for a quick look; ``--notebook FILE`` writes the lesson as
-a Jupyter notebook instead of running it.
+``--set minutes=0.1`` changes a number that the lesson assigns, for a quick look; ``--notebook FILE`` writes the lesson
+as a Jupyter notebook instead of running it.
 """
 
 from __future__ import annotations
