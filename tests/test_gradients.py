@@ -132,7 +132,7 @@ def test_unused_chains_do_not_touch_the_parameters():
 @needs_compiler
 @pytest.mark.parametrize("own", [False, True])
 def test_compiled_gradients_agree_with_autograd(own):
-    """For the generator of this package, and for a module of one's own with a weight that is used twice."""
+    """For the generator of this package, and for a module of one's own, a part of which has two names."""
     torch.manual_seed(0)
     model = build_model(GeneratorNetwork(latent_sizes=(3, 4), channels=4, base=7), (1, 28, 28), 0.3)
     if own:
@@ -161,7 +161,7 @@ def test_without_a_compiler_the_work_goes_on_with_one_line():
     lines = []
 
     def broken(x):
-        raise RuntimeError("no compiler found\nand a long story")
+        raise RuntimeError("backend raised:\nno compiler found\nand a long story")
 
     double = checked("step", broken, lambda x: 2 * x, 1e-3, lines.append)
     assert [double(torch.tensor(3.0)).item() for _ in range(2)] == [6.0, 6.0]
