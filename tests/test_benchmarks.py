@@ -22,6 +22,7 @@ TINY = {
     "long_run": ["--minutes", "0.02", "--evaluate-every", "0.2"],
     "measurements_only": ["--iterations", "2", "--train-images", "40", "--images", "3", "--channels", "4", "--only",
                           "shifted"],
+    "own_modules": ["--tiny"],
     "restoring": ["mnist-small", "--data", "embedded", "--images", "2", "--draws", "2", "--steps", "3", "--tasks",
                   "downsampled by 4", "half of the pixels", "1 bit", "--csgm-iterations", "3"],
     "priors": ["mnist-small", "--data", "embedded", "--images", "60", "--samples", "20", "--features", "pixels",
@@ -38,7 +39,8 @@ TINY = {
 }  # fmt: skip
 
 SLOW = (
-    "calibration", "equal_images", "faults", "inference", "measurements_only", "restoring", "scaling", "studio",
+    "calibration", "equal_images", "faults", "inference", "measurements_only", "own_modules", "restoring", "scaling",
+    "studio",
     "time_to_quality", "tuning_choice",
 )  # fmt: skip
 

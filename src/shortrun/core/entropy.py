@@ -109,8 +109,8 @@ def run_chains(
     z = target.flatten(target.start)
     probe_rng = _probe_rng(rng, z.device)
     with torch.no_grad():
-        start_log_prior = target.model.log_prior(target.start)
         start_log_joint = target.flat_log_joint(z)
+        start_log_prior = target.model.log_prior(target.start)
     target.check_start(start_log_joint)
     covariance = _start_covariance(target, z) if marginal else None
     walk = Walk(target, sizes, noisy, covariance, rng, probe_rng, probes, depth, momentum)

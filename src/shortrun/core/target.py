@@ -20,6 +20,7 @@ from shortrun.core.latents import (
     standard_normal,
     unflatten,
 )
+from shortrun.core.layout import in_channels_last
 
 
 class Target:
@@ -27,7 +28,7 @@ class Target:
 
     ``x`` and ``mask`` are repeated ``chains`` times, so that chain ``c`` of example ``i`` is row
     ``i * chains + c``. ``evaluations`` is how often each chain will ask for the log joint: where that is
-    often enough, a model that can be frozen is.
+    often enough, a model that can be frozen is; others run on weights that are laid out for speed, if they can.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Target:
         if isinstance(rng, Sequence) and len(rng) != len(x):
             raise ValueError(f"{len(rng)} generators were given for {len(x)} examples")
         self.model: Any = model
+        self._as_given: Any = None
         # Tensors made in inference mode cannot take part in differentiation; a copy can.
         x = x.clone() if x.is_inference() else x
         self.x = x.repeat_interleave(chains, 0) if chains > 1 else x
@@ -66,6 +68,9 @@ class Target:
         if frozen is not None:
             self.model, self.x = frozen, frozen.arrange(self.x)
             self.mask = None if self.mask is None else frozen.arrange(self.mask)
+        elif evaluations:
+            self.model = in_channels_last(model)
+            self._as_given = None if self.model is model else model
 
     def _sample_prior(self, rng: Rng) -> Latents:
         sample = self.model.sample_prior
@@ -83,7 +88,14 @@ class Target:
 
     def log_joint(self, z: Latents) -> Tensor:
         """``log p(x, z)``, shape ``(n,)``."""
-        value = self.model.log_prior(z) + self.model.log_likelihood(self.x, z, self.mask)
+        try:
+            value = self.model.log_prior(z) + self.model.log_likelihood(self.x, z, self.mask)
+        except Exception:
+            if self._as_given is None:
+                raise
+            # Perhaps a module that needs its maps in the usual order; what else is wrong is said once more.
+            self.model, self._as_given = self._as_given, None
+            return self.log_joint(z)
         if value.shape != (len(self.x),):
             raise ValueError(
                 f"log_prior + log_likelihood has shape {tuple(value.shape)}; expected one number "

@@ -86,9 +86,18 @@ def compile_learning_point(
     places = {id(p): i for i, p in enumerate(parameters)}
     values = {name: p.detach() for name, p in joint.named_parameters() if id(p) in places}  # they share memory
     order = [places[id(p)] for p in joint.parameters() if id(p) in places]
+    first_names = {id(p): name for name, p in joint.named_parameters()}
+    # Each module once, however often it is used: what torch does by itself with shared weights cannot be compiled.
+    names = {
+        f"{place}.{name}": first_names[id(p)]
+        for place, module in joint.named_modules()
+        for name, p in module.named_parameters(recurse=False, remove_duplicate=False)
+        if id(p) in places
+    }
 
     def loss(z: Latents, values: dict[str, Tensor], x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        value = functional_call(joint, values, (z, x, mask))
+        everywhere = {name: values[first] for name, first in names.items()}
+        value = functional_call(joint, everywhere, (z, x, mask), tie_weights=False)
         return value.sum(), value
 
     function = torch.compile(grad(loss, argnums=(0, 1), has_aux=True), **_options(device))
@@ -124,7 +133,8 @@ def checked(
         try:
             difference = distance(fast(*arguments), expected)
         except Exception as error:  # whatever a compiler fails with, the work can go on without it
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            lines = [line for line in str(error).splitlines() if line.strip() and not line.endswith("raised:")]
+            reason = lines[0] if lines else type(error).__name__
             log(f"{name}: not compiled ({reason}); going on without, slower")
             return expected
         if difference <= tolerance:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from shortrun.core.langevin import DivergenceWarning
 from shortrun.core.latents import seeded
-from shortrun.core.model import NotPossibleError, sample_from
+from shortrun.core.layout import to_channels_last
+from shortrun.core.model import NotPossibleError, evaluating, sample_from
 from shortrun.data import Examples, Stream
 from shortrun.files import append_line, read_lines, to_json, write_lines
 from shortrun.learners import Batch, Info, learner_class
@@ -66,7 +67,7 @@ class Loop:
         self.config, self.run, self.folder, self.log = config, config.run, folder, log
         self.processes = Processes() if processes is None else processes
         self.examples, self.validation, self.own_decoder = examples, validation, own_decoder
-        self.model = _placed(model, self.processes.device)
+        self.model = _placed(model, self.processes.device, examples.shape)
         self._check_model()
         kind = learner_class(config.method)
         options: dict[str, Any] = {"warm_up": self.run.warm_up} if issubclass(kind, ShortRun) else {}
@@ -397,9 +398,13 @@ def _as_in_json(values: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _placed(model: Any, device: torch.device) -> Any:
-    """On its device; maps channels-last, where there are any, because convolutions are faster on these."""
-    ranks = {p.ndim for p in model.parameters()}
-    if 4 in ranks and 5 not in ranks:
-        return model.to(device=device, memory_format=torch.channels_last)
-    return model.to(device)
+def _placed(model: Any, device: torch.device, shape: tuple[int, ...]) -> Any:
+    """On its device; weights of convolutions channels-last, if the model runs with these."""
+
+    def trial() -> None:
+        if hasattr(model, "log_likelihood"):
+            z = model.sample_prior(2, torch.Generator().manual_seed(0))
+            with torch.no_grad(), evaluating(model):
+                model.log_likelihood(z[0].new_zeros(2, *shape), z)
+
+    return to_channels_last(model.to(device), trial)
