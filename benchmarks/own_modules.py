@@ -47,10 +47,10 @@ BATCHES = (8, 64, 256)
 SHAPES = {"mnist": (1, 28, 28), "svhn": (3, 32, 32)}
 # name: preset (none: a dense network), data that it is for, batches, K, rounds
 CASES: dict[str, tuple[Any, Any, Sequence[int], int, int]] = {
-    "`cpu` 28x28": ("cpu", "mnist", BATCHES, 25, 12),
-    "`cpu` 32x32": ("cpu", "svhn", BATCHES, 25, 8),
+    "cpu 28x28": ("cpu", "mnist", BATCHES, 25, 12),
+    "cpu 32x32": ("cpu", "svhn", BATCHES, 25, 8),
     "dense 28x28": (None, "mnist", BATCHES, 25, 12),
-    "`authors-script` 32x32": ("authors-script", "svhn", (64,), 10, 2),
+    "authors-script 32x32": ("authors-script", "svhn", (64,), 10, 2),
 }
 TINY = {"tiny": (None, "mnist", (2,), 2, 1)}
 

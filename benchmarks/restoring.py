@@ -250,9 +250,8 @@ class Bench:
 
     def ratio(self, task: str, batch: int = 64, steps: int = 25, repeats: int = 5) -> float:
         """Seconds of ``restore`` over those of ``infer``, from N(0, I) both, each the best of several."""
-        operator, y, sigma = self.measured(task)
-        x = self.x.repeat(-(-batch // len(self.x)), 1, 1, 1)[:batch]
-        y = y.repeat(-(-batch // len(y)), *[1] * (y.ndim - 1))[:batch]
+        operator, y, sigma = self.first(task, min(batch, len(self.x)))
+        x = self.x[: len(y)]
         times: dict[str, list[float]] = {"restore": [], "infer": []}
         for _ in range(repeats + 1):  # in the first the step is tuned
             for name, work in (
