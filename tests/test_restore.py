@@ -14,6 +14,7 @@ from scipy.integrate import quad
 import shortrun as sr
 from shortrun import data
 from shortrun.cli import main
+from shortrun.cli.restore import shown
 from shortrun.core.latents import flatten
 from shortrun.inverse import (
     Blur,
@@ -477,8 +478,23 @@ def test_measurements_that_cannot_be_learned_from_are_named(options, message):
 # --- the command line --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("operator", "grey"), [("downsample:4", 0), ("project:5", 784), ("mask:lower-half", 392)])
+def test_measurements_are_shown_as_they_are(operator, grey):
+    """Once measured, enlarged if need be; grey where there is nothing to show."""
+    x = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(0)) / 2 + 0.25
+    measure = parse_operator(operator, x, torch.Generator().manual_seed(0))
+    y = measure(x)
+    picture = shown(y, measure, x)
+    assert picture.shape == x.shape
+    assert int((picture[0] == 0).sum()) == grey
+    if operator == "downsample:4":
+        torch.testing.assert_close(picture[..., ::4, ::4], y)
+
+
 def test_the_command_restores_and_draws(tmp_path, capsys):
     words = ["restore", "mnist-small", "--data", "embedded", "--images", "4", "--steps", "5", "--draws", "2", "--out"]
+    for operator in ("downsample:4", "mask:lower-half", "project:20"):
+        main([*words, str(tmp_path / "clean"), "--operator", operator, "--no-infer-with-prior"])
     main([*words, str(tmp_path), "--operator", "blur:1+downsample:2", "--noise", "0.1", "--no-infer-with-prior"])
     found = json.loads((tmp_path / "restore.json").read_text())
     assert found["operator"] == "blur:1+downsample:2"

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shortrun.cli.use import Use
-from shortrun.inverse import parse_operator
+from shortrun.inverse import Operator, parse_operator
 from shortrun.metrics.errors import mse_per_image, psnr
 
 
@@ -59,7 +59,7 @@ class Restore(Use):
         begun = time.perf_counter()
         best = trained.restore(y, operator, sigma, **options)
         seconds = time.perf_counter() - begun
-        rows = [("original", x[:10]), ("measured", shown(operator(y) if self.noise == 0 else y, x)[:10])]
+        rows = [("original", x[:10]), ("measured", shown(y, operator, x)[:10])]
         rows.append(("best", best[:10]))
         values = {
             "operator": self.operator, "noise": self.noise, "sigma": sigma, "images": len(x),
@@ -82,9 +82,11 @@ class Restore(Use):
         self.write("restore", values)
 
 
-def shown(y: Tensor, x: Tensor) -> Tensor:
-    """A measurement as images of the size of ``x``; empty if it is no image."""
+def shown(y: Tensor, operator: Operator, x: Tensor) -> Tensor:
+    """A measurement as images of the size of ``x``, grey where nothing was measured, and all grey if it is no image."""
     if y.ndim != 4:
         return torch.zeros_like(x)
+    if operator.visible is not None:
+        y = torch.where(operator.visible, y, 0.0)
     y = F.interpolate(y, size=x.shape[2:], mode="nearest")
     return y.expand(len(y), x.shape[1], *y.shape[2:]) if y.shape[1] == 1 else y

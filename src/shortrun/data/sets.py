@@ -157,7 +157,7 @@ def _root(kind: str, root: str | Path | None) -> Path:
     if base is None:
         raise DataError(
             f"where is {kind}? Set the environment variable SHORTRUN_DATA or --data-root to the folder that "
-            f"holds {kind}/. The set is published at {published}"
+            f"holds {kind}/, or name other images, such as --data embedded. The set is published at {published}"
         )
     folder = Path(base).expanduser() / kind
     if not folder.is_dir():
