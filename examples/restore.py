@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         best = trained.restore(y, operator, sigma, steps=words.steps)
         posterior = trained.posterior(y, operator, sigma, draws=words.draws, steps=words.steps)
         spread = posterior.std
-        rows = [("truth", x), ("measured", shown(y, x)), ("best", best)]
+        rows = [("truth", x), ("measured", shown(y, operator, x)), ("best", best)]
         rows += [(f"draw {i + 1}", draw) for i, draw in enumerate(posterior.images[:3])]
         rows += [("mean", posterior.mean), ("spread", 2 * spread / spread.max().clamp_min(1e-6) - 1)]
         quality = [float(psnr(each, x).mean()) for each in (best, posterior.mean)]
