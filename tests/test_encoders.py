@@ -227,7 +227,7 @@ def test_the_trial_of_a_compiled_step_is_not_counted_by_running_statistics():
 def test_batch_normalisation_over_two_processes_is_that_of_one(tmp_path):
     """Two gloo processes with 5 and 4 images, against one with all 9: weights and running statistics."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29743"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     words = ["train", "--preset", "smoke", "--method", "ladder-vae", "--iterations", "3", "--batch", "9"]
     for name, start in (("one", []), ("two", launcher)):
         line = [sys.executable, *start, "-m", "shortrun.cli", *words, "--out", str(tmp_path / name)]

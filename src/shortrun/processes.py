@@ -6,6 +6,7 @@ nothing of that.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -126,6 +127,12 @@ class Processes:
         return tuple(torch.cat(columns) for columns in zip(*(part for _, part in parts), strict=True))
 
 
+def _part() -> None:
+    """Leave the group of processes in order: gloo may abort one whose group is gone while the interpreter ends."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 class Launched(Processes):
     """Several processes, connected by accelerate."""
 
@@ -139,6 +146,7 @@ class Launched(Processes):
         super().__init__(self.accelerator.device, mixed_precision)
         self.num_processes = self.accelerator.num_processes
         self.process_index = self.accelerator.process_index
+        atexit.register(_part)
 
     def total(self, values: Tensor) -> Tensor:
         return self.accelerator.reduce(values, "sum")
